@@ -1,0 +1,1 @@
+"""LiquidCP: a compiler for context-parallel attention."""
