@@ -69,10 +69,8 @@ class BlockSparseBoundMask(BoundMask):
         if self.run_lo.size == 0:
             return np.zeros(np.broadcast_shapes(block_idx.shape, k_lo.shape), np.bool_)
         reach = int(self.kv_lengths[0]) + 2
-        keys = (
-            np.repeat(np.arange(self.run_ptr.size - 1, dtype=np.int64), np.diff(self.run_ptr)) * reach
-            + self.run_lo
-        )
+        block_of_run = np.repeat(np.arange(self.run_ptr.size - 1, dtype=np.int64), np.diff(self.run_ptr))
+        keys = block_of_run * reach + self.run_lo
         run = np.searchsorted(keys, block_idx * reach + k_lo, side="right") - 1
         return (run >= self.run_ptr[block_idx]) & (k_hi <= self.run_hi[np.maximum(run, 0)])
 
@@ -80,14 +78,15 @@ class BlockSparseBoundMask(BoundMask):
 def bind_block_sparse(
     mask: BlockSparse, q_lengths: Int64Array, kv_lengths: Int64Array
 ) -> BlockSparseBoundMask:
-    """Bind to the one sequence of a batch. Raises MaskError where counts or indices do not fit its lengths."""
+    """Bind to the one sequence of a batch. Raises MaskError where rows or indices do not fit it."""
     if q_lengths.size != 1:
         raise MaskError(f"mask block_sparse describes one sequence, but the batch has {q_lengths.size}")
     q_len, kv_len, block = int(q_lengths[0]), int(kv_lengths[0]), mask.block
     num_query_blocks, num_key_blocks = -(-q_len // block), -(-kv_len // block)
     if len(mask.rows) != num_query_blocks:
         raise MaskError(
-            f"mask.rows has {len(mask.rows)} rows, but {q_len} queries in blocks of {block} need {num_query_blocks}"
+            f"mask.rows has {len(mask.rows)} rows, but {q_len} queries in blocks of {block} "
+            f"need {num_query_blocks}"
         )
     counts = np.array([len(row) for row in mask.rows], np.int64)
     blocks = np.array([index for row in mask.rows for index in row], np.int64)

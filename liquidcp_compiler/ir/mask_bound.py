@@ -212,12 +212,11 @@ def explain_mask(problem: Problem, sequence: int = 0, max_size: int = 64) -> str
         )
     labels = [f"query {i} (position {i + kv_len - q_len}) " for i in range(q_len)]
     margin = max(map(len, labels), default=0)
-    header = [
-        "".join(digits) for digits in zip(*(f"{k:>{len(str(kv_len))}}" for k in range(kv_len)), strict=True)
-    ]
-    header = [line for line in header if line.strip()]
+    digits = len(str(max(kv_len - 1, 0)))
+    header = ["".join(f"{k:>{digits}}"[row] for k in range(kv_len)) for row in range(digits)]
     cells = np.where(bound.visible(sequence, np.arange(q_len), np.arange(kv_len)), "#", ".")
-    title = f"sequence {sequence}: {q_len} queries x {kv_len} keys, mask {bound.mask.type}; '#' visible, '.' hidden"
+    what = f"{q_len} queries x {kv_len} keys, mask {bound.mask.type}"
+    title = f"sequence {sequence}: {what}; '#' visible, '.' hidden"
     lines = [title, *(" " * margin + line for line in header)]
     lines += [label.ljust(margin) + "".join(row) for label, row in zip(labels, cells, strict=True)]
     return "\n".join(lines)

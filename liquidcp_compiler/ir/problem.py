@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from liquidcp_compiler.errors import InvalidField, UnsupportedError
 from liquidcp_compiler.ir.mask import Causal, Full, Mask, SharedPrefix, SlidingWindow
 from liquidcp_compiler.ir.mask_bind import bind_mask
 from liquidcp_compiler.ir.mask_bound import BoundMask, Int64Array
+from liquidcp_compiler.ir.problem_dtype import DType
 from liquidcp_compiler.ir.problem_fields import (
     MAX_HEADS,
     check_total,
@@ -32,38 +32,8 @@ from liquidcp_compiler.ir.problem_fields import (
     whole_numbers,
 )
 
-if TYPE_CHECKING:
-    import torch
-
 SUPPORTED_HEAD_DIMS = tuple(range(16, 257, 16))
 DECODE_MASKS: tuple[type[Mask], ...] = (Causal, Full, SlidingWindow)
-
-
-class DType(StrEnum):
-    """Element type of Q, K, V and of the output."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element."""
-        return 4 if self is DType.FP32 else 2
-
-    @property
-    def rounding_unit(self) -> float:
-        """Largest relative error of rounding one number to this type: half the distance from 1 to the next
-        number.
-        """
-        return {DType.BF16: 2.0**-8, DType.FP16: 2.0**-11, DType.FP32: 2.0**-24}[self]
-
-    @property
-    def torch(self) -> torch.dtype:
-        """The torch dtype."""
-        import torch
-
-        return {DType.BF16: torch.bfloat16, DType.FP16: torch.float16, DType.FP32: torch.float32}[self]
 
 
 @dataclass(frozen=True, kw_only=True)

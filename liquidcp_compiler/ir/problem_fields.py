@@ -42,7 +42,7 @@ def whole_number(field: str, value: object, minimum: int = 0, maximum: int = MAX
 
 
 def whole_numbers(field: str, value: object, minimum: int = 0, maximum: int = MAX_TOKENS) -> tuple[int, ...]:
-    """Any ordered collection of integers as a tuple of int; an error names the element: ``lengths[3] is -5``."""
+    """An ordered collection of integers as a tuple of int; errors name the element: ``lengths[3]``."""
     allowed = f"a list of whole numbers >= {minimum}"
     if isinstance(value, (str, bytes, Mapping, Set)) or not isinstance(value, Iterable):
         raise InvalidField(field, value, allowed)
