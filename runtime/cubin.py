@@ -78,7 +78,9 @@ def resources(cubin: bytes) -> dict[str, KernelResources]:
     """Costs of each kernel in ``cubin``, by name, sorted. Raises InvalidField for bytes that are no cubin."""
     try:
         return _resources(cubin)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except InvalidField:
+        raise
+    except (struct.error, IndexError, ValueError) as error:
         raise InvalidField("cubin", cubin[:16], "a whole cubin file", f"It is torn: {error}") from error
 
 
@@ -112,8 +114,10 @@ def _resources(cubin: bytes) -> dict[str, KernelResources]:
 def _read_sections(cubin: bytes) -> list[_Section]:
     if cubin[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", cubin, 18)[0] != _MACHINE_CUDA:
         raise InvalidField("cubin", cubin[:16], "a cubin (a 64-bit little-endian ELF file for CUDA)")
-    (table_offset,) = struct.unpack_from("<Q", cubin, 40)
-    num_sections, names_idx = struct.unpack_from("<HH", cubin, 60)
+    segments_offset, table_offset = struct.unpack_from("<QQ", cubin, 32)
+    segment_size, num_segments, _, num_sections, names_idx = struct.unpack_from("<5H", cubin, 54)
+    if len(cubin) < segments_offset + segment_size * num_segments:
+        raise IndexError("its table of segments ends behind the file")
     headers = [
         struct.unpack_from("<IIQQQQIIQQ", cubin, table_offset + 64 * idx) for idx in range(num_sections)
     ]

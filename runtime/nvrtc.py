@@ -72,10 +72,10 @@ def check_arch(arch: str) -> None:
     version, known, needed = nvrtc_version(), supported_archs(), _FIRST_VERSION[match[2]]
     if version >= needed and int(match[1]) in known:
         return
-    least = f" and {arch} needs NVRTC {needed[0]}.{needed[1]}" if version < needed else ""
+    least = f", and {arch} needs NVRTC {needed[0]}.{needed[1]}" if version < needed else ""
     raise NvrtcError(
-        f"NVRTC {version[0]}.{version[1]} at {library_path()} cannot compile for {arch}: the newest it knows is "
-        f"sm_{known[-1]}{least}; upgrade nvidia-cuda-nvrtc-cu12 or choose another arch"
+        f"NVRTC {version[0]}.{version[1]} at {library_path()} cannot compile for {arch}: the newest it "
+        f"knows is sm_{known[-1]}{least}; upgrade nvidia-cuda-nvrtc-cu12 or choose another arch"
     )
 
 
@@ -144,7 +144,7 @@ def _fetch(program: object, what: str) -> bytes:
 
 
 def _check_names(name: str, headers: Mapping[str, str]) -> None:
-    if not name or PurePosixPath(name).name != name:
+    if name in ("", "..") or PurePosixPath(name).name != name:
         raise InvalidField("name", name, "a file name without a folder, e.g. kernel.cu")
     for header in headers:
         parts = header.split("/")

@@ -2,8 +2,9 @@
 
     python tools/import_check.py [ROOT]
 
-Imports are read from the syntax tree, so those inside functions count as well. A module of ``liquidcp_compiler`` that
-is in none of the layers below (the driver, the command line, the package itself) may import everything.
+Imports are read from the syntax tree, so those inside functions count as well. A module of
+``liquidcp_compiler`` that is in none of the layers below (the driver, the command line, the package itself)
+may import everything.
 """
 
 from __future__ import annotations
