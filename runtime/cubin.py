@@ -60,7 +60,6 @@ class KernelResources:
 class _Section:
     name: str
     kind: int
-    offset: int
     size: int
     link: int
     info: int
@@ -131,7 +130,7 @@ def _read_section(cubin: bytes, header: tuple[int, ...], names_offset: int) -> _
     if kind != _TYPE_NOBITS and len(data) != size:
         raise IndexError("a section ends behind the file")
     name = _text_at(cubin, names_offset + name_offset)
-    return _Section(name=name, kind=kind, offset=offset, size=size, link=link, info=info, data=data)
+    return _Section(name=name, kind=kind, size=size, link=link, info=info, data=data)
 
 
 def _text_at(data: bytes, offset: int) -> str:
