@@ -12,7 +12,7 @@ from liquidcp_compiler.errors import TensorError
 from liquidcp_compiler.ir.problem import Problem
 
 MAX_ELEMENTS = 2**21
-"""Elements of the largest float64 temporary (16 MiB); six or so are alive at once. One head's keys may be more."""
+"""Elements of a float64 temporary (16 MiB); six or so are alive at once. One head's keys may be more."""
 
 
 def check_inputs(
@@ -48,7 +48,7 @@ class Block:
     visible: torch.Tensor  # bool [rows, keys]
 
     def take(self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-        """Detached parts of q, k, v on the CPU, [heads, rows or keys, head_dim], a KV head for each query head."""
+        """Parts of q, k, v on the CPU, [heads, rows or keys, head_dim], a KV head for each query head."""
         kv_heads = [head // problem.group_size for head in range(self.heads.start, self.heads.stop)]
         parts = [q[self.rows, self.heads], k[self.keys][:, kv_heads], v[self.keys][:, kv_heads]]
         return [x.detach().cpu().transpose(0, 1) for x in parts]
