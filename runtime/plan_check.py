@@ -1,0 +1,396 @@
+"""Cheap, vectorised checks of a plan's tables, made once before it first runs on a world.
+
+The graph verifier proves a plan right while it is made; these checks find tables that were damaged since, or written by
+hand, and name the task at fault before anything starts.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+from weakref import WeakSet
+
+import numpy as np
+
+from liquidcp_compiler.errors import PlanError, ScheduleError
+from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
+from liquidcp_compiler.ir.plan import Plan
+from liquidcp_runtime.event_tables import CoreTables, core_tables, rank_of, word_name
+from liquidcp_runtime.scheduling import output_task
+
+_CHECKED: WeakSet[Plan] = WeakSet()
+
+_SPACE_TABLES = {Space.Q: "q_tiles", Space.KV: "kv_tiles", Space.STATE: "states"}
+#: Fields that say what a tile is: equal on the rank that pulls it and on the one that holds it.
+_SAME_ITEM = {
+    Space.Q: ("tile", "rows", "position", "head", "num_heads"),
+    Space.KV: ("tile", "rows", "position", "interleave", "group", "phase"),
+    Space.STATE: ("state", "owner"),
+}
+#: (table, field, table that it indexes, whether -1 is allowed)
+_INDICES = (
+    ("q_tiles", "sequence", "sequences", False),
+    ("q_tiles", "signal", "signals", True),
+    ("kv_tiles", "sequence", "sequences", False),
+    ("kv_tiles", "signal", "signals", True),
+    ("states", "q_tile", "q_tiles", False),
+    ("states", "signal", "signals", True),
+    ("transfers", "signal", "signals", True),
+    ("transfers", "sequence", "sequences", True),
+    ("rows", "q_lo", "q_tiles", False),
+    ("rows", "sequence", "sequences", False),
+    ("reductions", "q_tile", "q_tiles", False),
+)
+
+
+def check_plan(plan: Plan) -> None:
+    """Check the tables of every rank; nothing is done for a plan that has passed before.
+
+    Raises PlanError for indices outside their tables and ScheduleError, naming rank and task, for everything that would
+    make the plan hang or compute wrong numbers.
+    """
+    if plan in _CHECKED:
+        return
+    if plan.world:
+        _check_ranges(plan)
+        tables = core_tables(plan)
+        _check_transfers(plan, tables)
+        _check_prefixes(plan, tables)
+        _check_signals(plan, tables)
+        _check_ready_rows(plan, tables)
+        _check_states(plan, tables)
+        _check_merge_counts(plan, tables)
+    _CHECKED.add(plan)
+
+
+def _ranks(plan: Plan, table: str) -> np.ndarray:
+    return np.repeat(np.arange(plan.world), np.diff(plan.offsets[table]))
+
+
+def _fail(plan: Plan, table: str, bad: np.ndarray, message: str) -> NoReturn:
+    """Raise for the first row of a concatenated table where ``bad`` holds."""
+    index = int(np.flatnonzero(bad)[0])
+    rank = rank_of(plan, table, index)
+    raise ScheduleError(rank, plan.task_name(rank, table, index - int(plan.offsets[table][rank])), message)
+
+
+def _range_error(plan: Plan, table: str, field: str, bad: np.ndarray) -> NoReturn:
+    index = int(np.flatnonzero(bad)[0])
+    rank, row = rank_of(plan, table, index), plan.tables[table][index]
+    task = f" of task %{row['task']}" if "task" in (row.dtype.names or ()) else ""
+    local = index - int(plan.offsets[table][rank])
+    raise PlanError(f"rank {rank}: {table}[{local}].{field} = {row[field]}{task} is out of range; make the plan again")
+
+
+def _check_ranges(plan: Plan) -> None:
+    for table, field, into, optional in _INDICES:
+        values, size = plan.tables[table][field], np.diff(plan.offsets[into])[_ranks(plan, table)]
+        bad = (values >= size) | (values < (-1 if optional else 0))
+        if bad.any():
+            _range_error(plan, table, field, bad)
+    for table, lo, hi, into in _intervals(plan):
+        size = np.diff(plan.offsets[into])[_ranks(plan, table)]
+        bad = (lo[1] < 0) | (hi < lo[1]) | (hi > size)
+        if bad.any():
+            _range_error(plan, table, lo[0], bad)
+    for name, into in (("kv_list", "kv_tiles"), ("target_list", "states"), ("state_list", "states")):
+        values, size = plan.tables[name], np.diff(plan.offsets[into])[_ranks(plan, name)]
+        if ((values < 0) | (values >= size)).any():
+            raise PlanError(f"{name} holds an index outside {into}; make the plan again")
+    transfers = plan.tables["transfers"]
+    rank, peer = _ranks(plan, "transfers"), transfers["peer"]
+    bad = (peer < 0) | (peer >= plan.world)
+    if bad.any():
+        _range_error(plan, "transfers", "peer", bad)
+    bad = transfers["wait_signal"] >= np.diff(plan.offsets["signals"])[peer]
+    if bad.any():
+        _range_error(plan, "transfers", "wait_signal", bad)
+    known = np.isin(transfers["space"], list(_SPACE_TABLES))
+    if not known.all():
+        _range_error(plan, "transfers", "space", ~known)
+    for space, table in _SPACE_TABLES.items():
+        chosen = transfers["space"] == space
+        for field, owner in (("source", peer), ("target", rank)):
+            bad = chosen & ((transfers[field] < 0) | (transfers[field] >= np.diff(plan.offsets[table])[owner]))
+            if bad.any():
+                _range_error(plan, "transfers", field, bad)
+
+
+def _intervals(plan: Plan) -> list[tuple[str, tuple[str, np.ndarray], np.ndarray, str]]:
+    """(table, (field, first), end, table that it indexes) of every interval of indices; empty where a row has none."""
+    rows, reductions = plan.tables["rows"], plan.tables["reductions"]
+    static, ready = rows["formation"] == Formation.STATIC, rows["formation"] == Formation.READY
+    to_state = rows["target_space"] == Space.STATE
+
+    def interval(table: str, field: str, count: np.ndarray, used: np.ndarray, into: str):
+        first = np.where(used, plan.tables[table][field], 0)
+        return table, (field, first), first + np.where(used, count, 0), into
+
+    num_q = rows["q_hi"] - rows["q_lo"]
+    always = np.ones(len(reductions), bool)
+    return [
+        interval("rows", "q_lo", num_q, np.ones(len(rows), bool), "q_tiles"),
+        interval("rows", "local_lo", rows["local_hi"] - rows["local_lo"], ready, "kv_tiles"),
+        interval("rows", "kv_list", rows["num_kv_tiles"], static & (rows["num_kv_tiles"] > 0), "kv_list"),
+        interval("rows", "target_list", num_q, to_state, "target_list"),
+        interval("reductions", "state_list", reductions["num_states"], always, "state_list"),
+    ]
+
+
+def _check_transfers(plan: Plan, tables: CoreTables) -> None:
+    transfers, rank = plan.tables["transfers"], _ranks(plan, "transfers")
+    if (transfers["peer"] == rank).any():
+        _fail(plan, "transfers", transfers["peer"] == rank, "pulls from its own rank")
+    for space, table in _SPACE_TABLES.items():
+        rows, chosen = plan.tables[table], np.flatnonzero(transfers["space"] == space)
+        source = transfers["source"][chosen] + plan.offsets[table][transfers["peer"][chosen]]
+        target = transfers["target"][chosen] + plan.offsets[table][rank[chosen]]
+        bad = np.zeros(len(transfers), bool)
+        for field in _SAME_ITEM[space]:
+            bad[chosen] |= rows[field][source] != rows[field][target]
+        if bad.any():
+            _fail(plan, "transfers", bad, f"the peer's {table[:-1]} is not the one that the target describes")
+        is_pulled = _pulled(plan, table)
+        bad[chosen] = ~is_pulled[target]
+        if bad.any():
+            _fail(plan, "transfers", bad, "writes an item that this rank makes itself")
+        times = np.bincount(target, minlength=len(rows))
+        bad[chosen] = times[target] > 1
+        if bad.any():
+            _fail(plan, "transfers", bad, "its target is pulled twice")
+        _check_all_pulled(plan, table, is_pulled & (times == 0))
+        bad[chosen] = transfers["signal"][chosen] != rows["signal"][target]
+        if bad.any():
+            _fail(plan, "transfers", bad, "it does not set the signal that its readers wait for")
+        if space == Space.STATE:
+            bad[chosen] = tables.transfer_wait[chosen] != tables.state_signal[source]
+            if bad.any():
+                _fail(plan, "transfers", bad, "it does not wait for the signal of the state that it pulls")
+
+
+def _pulled(plan: Plan, table: str) -> np.ndarray:
+    """Which rows of a table are pulled from a peer."""
+    rank = _ranks(plan, table)
+    if table == "states":
+        return plan.tables[table]["owner"] != rank
+    place = np.arange(len(rank)) - plan.offsets[table][rank]
+    return place >= plan.headers[f"num_local_{table}"][rank]
+
+
+def _check_all_pulled(plan: Plan, table: str, missing: np.ndarray) -> None:
+    if missing.any():
+        index = int(np.flatnonzero(missing)[0])
+        rank = rank_of(plan, table, index)
+        row = plan.tables[table][index]
+        name = row["state" if table == "states" else "tile"]
+        user = _user_of(plan, rank, table, index - int(plan.offsets[table][rank]))
+        raise ScheduleError(rank, user, f"no transfer brings {table[:-1]} {name}")
+
+
+def _user_of(plan: Plan, rank: int, table: str, index: int) -> str:
+    """The first task of a rank that reads an item; the item itself if none does."""
+    rows, reductions = plan.table("rows", rank), plan.table("reductions", rank)
+    if table == "q_tiles":
+        users = np.flatnonzero((rows["q_lo"] <= index) & (index < rows["q_hi"]))
+    elif table == "kv_tiles":
+        kv_list, sequence = plan.table("kv_list", rank), plan.table("kv_tiles", rank)[index]["sequence"]
+        static = [index in kv_list[r["kv_list"] :][: r["num_kv_tiles"]] for r in rows]
+        ready = (rows["formation"] == Formation.READY) & (rows["sequence"] == sequence)
+        users = np.flatnonzero(np.where(rows["formation"] == Formation.STATIC, static, ready & (rows["num_arrivals"] > 0)))
+    else:
+        states = plan.table("state_list", rank)
+        users = np.flatnonzero([index in states[r["state_list"] :][: r["num_states"]] for r in reductions])
+        return plan.task_name(rank, "reductions", int(users[0])) if len(users) else f"{table}[{index}]"
+    return plan.task_name(rank, "rows", int(users[0])) if len(users) else f"{table}[{index}]"
+
+
+def _check_prefixes(plan: Plan, tables: CoreTables) -> None:
+    """Arrivals of each sequence are as many as announced, and front ones come first in the queue."""
+    transfers = plan.tables["transfers"]
+    published = transfers["signal"] < 0
+    bad = published & ((transfers["sequence"] < 0) | (transfers["space"] != Space.KV))
+    if bad.any():
+        _fail(plan, "transfers", bad, "sets no signal and is published in no prefix")
+    sequence, back = tables.transfer_sequence[published], tables.transfer_back[published]
+    size = len(tables.sequence_arrivals)
+    total, front = np.bincount(sequence, minlength=size), np.bincount(sequence[~back], minlength=size)
+    for seen, expected, what in ((total, tables.sequence_arrivals, ""), (front, tables.sequence_front, "front ")):
+        wrong = np.flatnonzero(seen != expected)
+        if len(wrong):
+            s = int(wrong[0])
+            rank = rank_of(plan, "sequences", s)
+            task = _ready_task(plan, tables, s) or word_name(plan, len(plan.tables["signals"]) + s)
+            message = f"{seen[s]} {what}arrivals are pulled, {expected[s]} expected"
+            raise ScheduleError(rank, task, message)
+    order = np.flatnonzero(published)
+    last_front = np.full(size, -1)
+    np.maximum.at(last_front, sequence[~back], order[~back])
+    early = np.zeros(len(transfers), bool)
+    early[order[back]] = order[back] < last_front[sequence[back]]
+    if early.any():
+        _fail(plan, "transfers", early, "a back arrival is queued before a front one, which it waits for")
+
+
+def _ready_task(plan: Plan, tables: CoreTables, sequence: int) -> str:
+    rows = np.flatnonzero(tables.row_ready & (tables.row_sequence == sequence) & (tables.row_arrivals > 0))
+    if not len(rows):
+        return ""
+    rank = rank_of(plan, "rows", int(rows[0]))
+    return plan.task_name(rank, "rows", int(rows[0] - plan.offsets["rows"][rank]))
+
+
+def _check_signals(plan: Plan, tables: CoreTables) -> None:
+    """Every signal has as many setters as it expects."""
+    signals, transfers = plan.tables["signals"], plan.tables["transfers"]
+    setters = np.zeros(len(signals), np.int64)
+    np.add.at(setters, tables.transfer_signal[tables.transfer_signal >= 0], 1)
+    written = np.concatenate([_row_states(tables)[1], tables.reduction_target[~tables.reduction_to_out]])
+    state_signals = tables.state_signal[written]
+    np.add.at(setters, state_signals[state_signals >= 0], 1)
+    pairs = np.unique(np.stack([_ranks(plan, "transfers"), transfers["peer"]]), axis=1)
+    np.add.at(setters, tables.done_word[pairs[1]], 1)
+    np.add.at(setters, tables.ready_word, 1)
+    wrong = (signals["kind"] != SignalKind.PREFIX) & (setters != signals["expected"])
+    if wrong.any():
+        word = int(np.flatnonzero(wrong)[0])
+        rank = rank_of(plan, "signals", word)
+        message = f"{word_name(plan, word)} has {setters[word]} setters, {signals['expected'][word]} expected"
+        raise ScheduleError(rank, _waiter(plan, tables, word), message)
+
+
+def _waiter(plan: Plan, tables: CoreTables, word: int) -> str:
+    """The first task that waits for a signal."""
+    rank = rank_of(plan, "signals", word)
+    pulls = np.flatnonzero((tables.transfer_wait == word) & (plan.tables["transfers"]["wait_signal"] >= 0))
+    if len(pulls):
+        rank = rank_of(plan, "transfers", int(pulls[0]))
+        return plan.task_name(rank, "transfers", int(pulls[0] - plan.offsets["transfers"][rank]))
+    for table, column in (("q_tiles", tables.q_signal), ("kv_tiles", tables.kv_signal), ("states", tables.state_signal)):
+        items = np.flatnonzero(column == word)
+        if len(items):
+            return _user_of(plan, rank, table, int(items[0] - plan.offsets[table][rank]))
+    return word_name(plan, word)
+
+
+def _check_ready_rows(plan: Plan, tables: CoreTables) -> None:
+    rows = plan.tables["rows"]
+    bad = ~np.isin(rows["formation"], (Formation.STATIC, Formation.READY))
+    bad |= ~np.isin(rows["target_space"], (Space.OUT, Space.STATE)) | (rows["q_hi"] <= rows["q_lo"])
+    if bad.any():
+        _fail(plan, "rows", bad, "its formation, target or query tiles are not set")
+    ready = tables.row_ready
+    bad = ready & (tables.row_tiles != tables.row_own + tables.row_arrivals)
+    if bad.any():
+        _fail(plan, "rows", bad, "own tiles and arrivals do not add up to its KV tiles")
+    bad = ready & ((tables.row_tau_min < 1) | (tables.row_tau_max < 1))
+    if bad.any():
+        _fail(plan, "rows", bad, "tau_min and tau_max must be at least 1")
+    total, front = tables.sequence_arrivals[tables.row_sequence], tables.sequence_front[tables.row_sequence]
+    count = tables.row_arrivals
+    bad = ready & (count != 0) & (count != front) & (count != total)
+    if bad.any():
+        _fail(plan, "rows", bad, "its arrivals are neither the front ones nor all, so the prefix does not say which")
+    _check_ready_tiles(plan, tables)
+
+
+def _check_ready_tiles(plan: Plan, tables: CoreTables) -> None:
+    """No ready row is given a KV tile that lies wholly behind its last visible key: its arrival class is wrong then."""
+    ready = np.flatnonzero(tables.row_ready & (tables.row_arrivals > 0))
+    if not len(ready):
+        return
+    q_tiles, kv_tiles, sequences = (plan.tables[n] for n in ("q_tiles", "kv_tiles", "sequences"))
+    last = q_tiles[tables.row_q_hi[ready] - 1]
+    s = tables.row_sequence[ready]
+    end = last["position"] + last["rows"]
+    pointer, _, key_end = plan.problem.mask_bound.intervals(sequences["sequence"][s], np.maximum(end - 1, 0), end)
+    visible_end = np.zeros(len(ready), np.int64)
+    some = np.diff(pointer) > 0
+    visible_end[some] = key_end[pointer[1:][some] - 1]
+
+    pulls = np.flatnonzero(tables.transfer_signal < 0)
+    tile = plan.tables["transfers"]["target"][pulls] + plan.offsets["kv_tiles"][_ranks(plan, "transfers")[pulls]]
+    first_key = kv_tiles["position"][tile].astype(np.int64)
+    of_sequence, back = tables.transfer_sequence[pulls], tables.transfer_back[pulls]
+    for chosen, applies in (
+        (~back, np.ones(len(ready), bool)),
+        (back, tables.row_arrivals[ready] > tables.sequence_front[s]),
+    ):
+        farthest, culprit = np.full(len(sequences), -1), np.full(len(sequences), -1)
+        order = np.argsort(first_key[chosen], kind="stable")
+        farthest[of_sequence[chosen][order]] = first_key[chosen][order]
+        culprit[of_sequence[chosen][order]] = pulls[chosen][order]
+        beyond = applies & (farthest[s] >= visible_end) & (farthest[s] >= 0)
+        if beyond.any():
+            bad = np.zeros(len(plan.tables["transfers"]), bool)
+            bad[culprit[s[beyond][0]]] = True
+            row = int(ready[np.flatnonzero(beyond)[0]])
+            rank = rank_of(plan, "rows", row)
+            reader = plan.task_name(rank, "rows", row - int(plan.offsets["rows"][rank]))
+            _fail(plan, "transfers", bad, f"wrong arrival class: {reader} would read it, but sees none of its keys")
+
+
+def _row_states(tables: CoreTables) -> tuple[np.ndarray, np.ndarray]:
+    """(row, state) of every partial state that compute rows write."""
+    rows = np.flatnonzero(~tables.row_to_out)
+    count = tables.row_q_hi[rows] - tables.row_q_lo[rows]
+    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    row = np.repeat(rows, count)
+    return row, tables.target_list[tables.row_target_list[row] + place]
+
+
+def _check_states(plan: Plan, tables: CoreTables) -> None:
+    """Every own state is written by exactly one task, and everything that touches a state means its query tile."""
+    states, pulled = plan.tables["states"], _pulled(plan, "states")
+    state_q = states["q_tile"] + plan.offsets["q_tiles"][_ranks(plan, "states")]
+    row, row_state = _row_states(tables)
+    into_state = np.flatnonzero(~tables.reduction_to_out)
+    reduction_state = tables.reduction_target[into_state]
+    written = np.bincount(np.concatenate([row_state, reduction_state]), minlength=len(states))
+    bad_state = (written > 1) | pulled & (written > 0)
+    for table, task, state in (("rows", row, row_state), ("reductions", into_state, reduction_state)):
+        bad = np.zeros(len(plan.tables[table]), bool)
+        bad[task] = bad_state[state]
+        if bad.any():
+            _fail(plan, table, bad, "writes a state that another task writes as well")
+    if (~pulled & (written == 0)).any():
+        index = int(np.flatnonzero(~pulled & (written == 0))[0])
+        rank = rank_of(plan, "states", index)
+        user = _user_of(plan, rank, "states", index - int(plan.offsets["states"][rank]))
+        raise ScheduleError(rank, user, f"no task writes state {states['state'][index]}")
+    row_q = tables.row_q_lo[row] + np.arange(len(row)) - np.searchsorted(row, row)
+    bad = np.zeros(len(plan.tables["rows"]), bool)
+    bad[row] = state_q[row_state] != row_q
+    if bad.any():
+        _fail(plan, "rows", bad, "writes a state of another query tile")
+    _check_reduction_states(plan, tables, state_q)
+
+
+def _check_reduction_states(plan: Plan, tables: CoreTables, state_q: np.ndarray) -> None:
+    count = tables.reduction_hi - tables.reduction_lo
+    if (count < 1).any():
+        _fail(plan, "reductions", count < 1, "combines no state")
+    task = np.repeat(np.arange(len(count)), count)
+    entry = tables.reduction_lo[task] + np.arange(len(task)) - np.repeat(np.cumsum(count) - count, count)
+    bad = np.zeros(len(count), bool)
+    np.logical_or.at(bad, task, state_q[tables.state_list[entry]] != tables.reduction_q_tile[task])
+    if bad.any():
+        _fail(plan, "reductions", bad, "combines a state of another query tile")
+
+
+def _check_merge_counts(plan: Plan, tables: CoreTables) -> None:
+    q_tiles, pulled = plan.tables["q_tiles"], _pulled(plan, "q_tiles")
+    counts = np.zeros(len(q_tiles) + 1, np.int64)
+    out = tables.row_to_out
+    share = np.maximum(tables.row_tiles[out], 1)
+    np.add.at(counts, tables.row_q_lo[out], share)
+    np.add.at(counts, tables.row_q_hi[out], -share)
+    counts = np.cumsum(counts)[:-1]
+    np.add.at(counts, tables.reduction_q_tile[tables.reduction_to_out], 1)
+    wrong = (counts != q_tiles["merge_count"]) | (pulled != (q_tiles["merge_count"] == 0))
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        rank = rank_of(plan, "q_tiles", index)
+        task = output_task(plan, rank, index - int(plan.offsets["q_tiles"][rank]))
+        expected = q_tiles["merge_count"][index]
+        what = "missing" if counts[index] < expected else "double"
+        message = f"{what} contribution: its tasks merge {counts[index]} into q {q_tiles['tile'][index]}, {expected} expected"
+        raise ScheduleError(rank, task, message)
