@@ -213,8 +213,8 @@ ROW = Descriptor(
     "rows",
     "One compute row: query tiles x KV tiles under the mask, in queue order (all local heads).",
     _i32(
-        q_lo="first index in `q_tiles`",
-        q_hi="one past the last",
+        q_lo="first entry in `q_list` (which starts with 0, 1, 2, …: a run of tiles that lie together is its own interval)",
+        q_hi="one past the last entry",
         sequence="index in `sequences`",
         formation="Formation",
         local_lo="READY: first own KV tile (index in `kv_tiles`)",
@@ -266,6 +266,7 @@ DESCRIPTORS: tuple[Descriptor, ...] = (SEQUENCE, Q_TILE, KV_TILE, STATE, TRANSFE
 
 #: Plain int32 tables that follow them: name -> what an entry is.
 INDEX_TABLES: dict[str, str] = {
+    "q_list": "index in q_tiles",
     "kv_list": "index in kv_tiles",
     "target_list": "index in states",
     "state_list": "index in states",

@@ -115,7 +115,7 @@ class Plan:
             return f"%{d['task']} transfer {space.name.lower()} {item} from {d['peer']} to {rank}"
         q_tiles = self.table("q_tiles", rank)
         if table == "rows":
-            tiles = q_tiles["tile"][d["q_lo"] : d["q_hi"]]
+            tiles = q_tiles["tile"][self.table("q_list", rank)[d["q_lo"] : d["q_hi"]]]
             last = f":{tiles[-1] + 1}" if len(tiles) > 1 else ""
             return f"%{d['task']} compute @{rank} q {tiles[0]}{last}"
         tile = q_tiles["tile"][d["q_tile"]]

@@ -1,0 +1,124 @@
+"""From a problem to a plan, as a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liquidcp_compiler.errors import InvalidField, PassError
+from liquidcp_compiler.ir.author import author, caller
+from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, PlacedGraph, PlannedGraph, SyncedGraph
+from liquidcp_compiler.ir.plan import Plan
+from liquidcp_compiler.ir.problem import DecodeProblem, Problem
+from liquidcp_compiler.passes.base import AnyPass, PassContext
+from liquidcp_compiler.passes.coalesce import Coalesce
+from liquidcp_compiler.passes.dcp import Dcp
+from liquidcp_compiler.passes.explicit import Explicit
+from liquidcp_compiler.passes.insert_sync import InsertSync
+from liquidcp_compiler.passes.insert_transfers import InsertTransfers
+from liquidcp_compiler.passes.lower import lower
+from liquidcp_compiler.passes.order import Order
+from liquidcp_compiler.passes.pipeline import Pipeline
+from liquidcp_compiler.passes.split_kv import SplitKv
+from liquidcp_compiler.passes.zigzag_all import ZigzagAll
+
+PLACEMENTS: dict[str, type] = {p.name: p for p in (ZigzagAll, Explicit, Dcp)}
+
+#: More ranks than any one host or pod has; a world beyond it is a slip of the pen.
+MAX_WORLD = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """Everything one compilation made.
+
+    Fields: ``plan``; ``graph``, the synced graph it was packed from; ``seconds`` by pass.
+    """
+
+    plan: Plan
+    graph: SyncedGraph
+    seconds: dict[str, float]
+
+
+def plan(problem: Problem | AnyGraph, cp_size: int, **options) -> Plan:
+    """Plans a batch: all host work on lengths, once a batch; run it once a layer.
+
+    ``problem`` may be a Problem, or a graph that is authored, placed, planned or synced already: the passes that it
+    has behind it are left out. ``options``: see :func:`compile_plan`.
+    """
+    return compile_plan(problem, cp_size, **options).plan
+
+
+def compile_plan(
+    problem: Problem | AnyGraph,
+    cp_size: int,
+    *,
+    placement: str | AnyPass | None = None,
+    passes: tuple[AnyPass, ...] | None = None,
+    deterministic: bool = False,
+    verify: str | None = None,
+    workspace_limit: int | None = None,
+) -> Compiled:
+    """Like :func:`plan`, and keeps the graph and the time each pass took.
+
+    Args:
+        cp_size: number of ranks.
+        placement: a name (``zigzag-all``, ``dcp``) or a placement pass; None takes ``zigzag-all`` for prefill and
+            ``dcp`` for decode problems.
+        passes: the whole pipeline, instead of the default one; must end with a synced graph.
+        deterministic: static formation and merges in plan order: bit-identical runs.
+        verify: ``each``, ``final`` or ``off``; None takes LIQUIDCP_VERIFY.
+        workspace_limit: most bytes of buffers a rank may need.
+
+    Raises InvalidField, PassError, VerificationError.
+    """
+    world = check_world(cp_size)
+    graph = author(problem, loc=caller()) if isinstance(problem, Problem) else problem
+    if passes is not None and placement is not None:
+        raise InvalidField("placement", placement, "either placement or passes, not both")
+    chosen = passes if passes is not None else passes_for(graph, placement, deterministic)
+    pipeline = Pipeline(passes=chosen, verify=verify)
+    synced, seconds = pipeline.run(graph, PassContext(world=world, workspace_limit=workspace_limit))
+    if not isinstance(synced, SyncedGraph):
+        raise PassError(chosen[-1].name if chosen else "pipeline", f"ends {synced.stage}; the last pass must be insert-sync")
+    if synced.world != world:
+        raise InvalidField("cp_size", world, f"{synced.world}, as the graph says")
+    return Compiled(plan=lower(synced, pipeline.spec), graph=synced, seconds=seconds)
+
+
+def passes_for(graph: AnyGraph, placement: str | AnyPass | None, deterministic: bool = False) -> tuple[AnyPass, ...]:
+    """The passes that a graph still has before it, in order."""
+    if not isinstance(graph, AuthoredGraph):
+        if placement is not None:
+            raise InvalidField("placement", placement, "nothing: the graph is placed already")
+        chain: list = []
+    else:
+        chain = [placement_pass(graph.problem, placement)]
+    if isinstance(graph, AuthoredGraph | PlacedGraph):
+        # Transfers come from the placement alone, before anything is split or ordered.
+        chain.append(InsertTransfers())
+    if not isinstance(graph, SyncedGraph):
+        if not isinstance(graph, PlannedGraph):
+            # A graph that comes planned keeps its own formation, splits and order.
+            chain.append(Coalesce(formation="static" if deterministic else "ready"))
+            chain.append(SplitKv())
+        # Queue order last: it must see every task. Signals after it: their waits follow the final tasks.
+        chain += [Order(), InsertSync()]
+    return tuple(chain)
+
+
+def placement_pass(problem: Problem, placement: str | AnyPass | None) -> AnyPass:
+    """The placement pass for a name, or for the kind of problem if there is none."""
+    if placement is None:
+        placement = Dcp.name if isinstance(problem, DecodeProblem) else ZigzagAll.name
+    if not isinstance(placement, str):
+        return placement
+    if placement not in PLACEMENTS:
+        raise InvalidField("placement", placement, ", ".join(PLACEMENTS))
+    return PLACEMENTS[placement]()
+
+
+def check_world(cp_size: object) -> int:
+    """A number of ranks as an int. Raises InvalidField."""
+    if isinstance(cp_size, bool) or not isinstance(cp_size, int) or not 1 <= cp_size <= MAX_WORLD:
+        raise InvalidField("cp_size", cp_size, f"a whole number of ranks, 1 to {MAX_WORLD}")
+    return cp_size

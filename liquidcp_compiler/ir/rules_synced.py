@@ -1,0 +1,109 @@
+"""Rules of synced graphs: every read is ordered by a wait, and every wait can be met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from liquidcp_compiler.ir.arrivals import arrival_classes
+from liquidcp_compiler.ir.dependencies import ItemIndex, producers, read_intervals
+from liquidcp_compiler.ir.graph import SyncedGraph, format_items
+from liquidcp_compiler.ir.intervals import IntArray, expand
+from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
+from liquidcp_compiler.ir.tasks import TaskKind
+
+Findings = Iterator[tuple[int, str]]
+
+
+def signals_are_set(graph: SyncedGraph) -> Findings:
+    """Every signal is set as often as it expects (READY once, by its rank's staging), and no wait asks for more."""
+    s = graph.signals
+    sets = np.bincount(s.set_signal, minlength=len(s))
+    sets[s.kind == SignalKind.READY] += 1
+    bad = sets != s.expected
+    asks = np.zeros(len(s), np.int64)
+    np.maximum.at(asks, s.wait_signal, s.wait_value)
+    for i in np.flatnonzero(bad)[:1]:
+        waiters = s.wait_task[s.wait_signal == i]
+        task = int(waiters[0]) if len(waiters) else -1
+        yield task, f"{signal_name(graph, int(i))} expects {s.expected[i]}, and is set {sets[i]} times"
+    for i in np.flatnonzero(asks > s.expected)[:1]:
+        task = int(s.wait_task[(s.wait_signal == i) & (s.wait_value == asks[i])][0])
+        yield task, f"it waits for {signal_name(graph, int(i))} to reach {asks[i]}; it ends at {s.expected[i]}"
+
+
+def reads_are_waited_for(graph: SyncedGraph) -> Findings:
+    """Each read of something that a task writes has a wait for that item's signal, set by that task."""
+    s, t = graph.signals, graph.tasks
+    index = ItemIndex(graph)
+    producer = producers(graph, index)
+    task, lo, hi = read_intervals(graph, index)
+    counted = (t.formation[task] == Formation.READY) & (t.reads.space == Space.KV)
+    size = hi - lo
+    consumer, item = np.repeat(task[~counted], size[~counted]), expand(lo[~counted], hi[~counted])
+    written = producer[item] >= 0
+    consumer, item = consumer[written], item[written]
+    big = max(len(s), 1)
+    waits = np.unique(s.wait_task * big + s.wait_signal)
+    of_item = _signal_of_item(graph, index)
+    have = (of_item[item] >= 0) & np.isin(consumer * big + of_item[item], waits)
+    for i in np.flatnonzero(~have)[:1]:
+        what = format_items(graph.task(int(consumer[i])).reads)
+        yield int(consumer[i]), f"it reads {what} without a wait for all of it"
+    sets = np.unique(s.set_task * big + s.set_signal)
+    made = np.flatnonzero((producer >= 0) & (of_item >= 0))
+    unset = ~np.isin(producer[made] * big + of_item[made], sets)
+    for i in made[np.flatnonzero(unset)[:1]]:
+        yield int(producer[i]), f"it does not set {signal_name(graph, int(of_item[i]))}"
+    yield from _ready_waits(graph, waits, big)
+    yield from _pulls_wait(graph, waits, big)
+
+
+def _signal_of_item(graph: SyncedGraph, index: ItemIndex) -> IntArray:
+    s = graph.signals
+    out = np.full(index.total, -1, np.int64)
+    own = np.flatnonzero(s.space != Space.NONE)
+    out[index.flat(s.space[own], s.rank[own], s.item[own])] = own
+    return out
+
+
+def _ready_waits(graph: SyncedGraph, waits: IntArray, big: int) -> Findings:
+    """A ready-formed compute with pulled tiles waits for its sequence's prefix, up to the tiles that are its own."""
+    s, classes = graph.signals, arrival_classes(graph)
+    keep = (graph.tasks.formation[classes.task] == Formation.READY) & (classes.remote > 0)
+    prefix = np.full(len(classes.prefix), -1, np.int64)
+    p = np.flatnonzero(s.kind == SignalKind.PREFIX)
+    prefix[s.rank[p] * classes.num_sequences + s.item[p]] = p
+    task, signal, value = classes.task[keep], prefix[classes.key[keep]], classes.remote[keep]
+    have = (signal >= 0) & np.isin(task * big + signal, waits)
+    for i in np.flatnonzero(~have)[:1]:
+        yield int(task[i]), "it does not wait for the prefix of its sequence"
+    at = np.searchsorted(s.wait_task * big + s.wait_signal, task[have] * big + signal[have])
+    for i in np.flatnonzero(s.wait_value[at] != value[have])[:1]:
+        yield int(task[have][i]), f"it waits for {s.wait_value[at[i]]} arrivals; its pulled tiles are {value[have][i]}"
+
+
+def _pulls_wait(graph: SyncedGraph, waits: IntArray, big: int) -> Findings:
+    """A pull of an input waits for its peer's READY."""
+    s, t = graph.signals, graph.tasks
+    ready = np.full(graph.world, -1, np.int64)
+    r = np.flatnonzero(s.kind == SignalKind.READY)
+    ready[s.rank[r]] = r
+    row, _, _ = t.reads.of_space(Space.STATE)
+    pulls = np.flatnonzero(t.kind == TaskKind.TRANSFER)
+    pulls = pulls[~np.isin(pulls, row)]
+    signal = ready[t.peer[pulls]]
+    have = (signal >= 0) & np.isin(pulls * big + signal, waits)
+    for i in np.flatnonzero(~have)[:1]:
+        yield int(pulls[i]), f"it pulls an input without waiting for READY of rank {t.peer[pulls[i]]}"
+
+
+def signal_name(graph: SyncedGraph, i: int) -> str:
+    """A signal in words."""
+    s = graph.signals
+    kind, space = SignalKind(int(s.kind[i])), Space(int(s.space[i]))
+    if kind == SignalKind.PREFIX:
+        return f"prefix of sequence {s.item[i]} on rank {s.rank[i]}"
+    what = "" if space == Space.NONE else f" {space.name.lower()} {s.item[i]}"
+    return f"{kind.name.lower()}{what} of rank {s.rank[i]}"
