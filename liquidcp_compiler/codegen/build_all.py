@@ -1,0 +1,82 @@
+"""Write, and with nvcc compile, every kernel that can be generated for full-size tiles.
+
+    python -m liquidcp_compiler.codegen.build_all OUT [--nvcc /usr/local/cuda/bin/nvcc]
+
+``OUT`` receives one self-contained .cu a kernel and, with ``--nvcc``, a cubin for each architecture and a table of what
+each costs. Fails if one does not compile or spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from liquidcp_compiler.codegen.emitter import GeneratedKernel, emit
+from liquidcp_compiler.codegen.support import DTYPES, HEAD_DIMS, MASKS
+from liquidcp_compiler.errors import CodegenError
+from liquidcp_compiler.ir.kernel_spec import KernelSpec
+from liquidcp_compiler.ir.problem import DType
+
+#: Architecture of a cubin -> options that name it (the ``-arch`` shorthand also compiles for plain sm_90).
+ARCH_OPTIONS: dict[str, str] = {
+    "sm_80": "-gencode=arch=compute_80,code=sm_80",
+    "sm_90a": "-gencode=arch=compute_90a,code=sm_90a",
+    "sm_100a": "-gencode=arch=compute_100a,code=sm_100a",
+}
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+def specs() -> Iterator[KernelSpec]:
+    """Every supported specification with tiles of 128 rows."""
+    formations = ((True, False), (False, True), (True, True))
+    for dtype, head_dim, mask, (ready, static) in itertools.product(DTYPES, HEAD_DIMS, MASKS, formations):
+        yield KernelSpec(
+            head_dim=head_dim,
+            dtype=DType(dtype),
+            block_q=128,
+            block_kv=128,
+            mask=mask,
+            softcap=False,
+            sinks=False,
+            ready_rows=ready,
+            static_rows=static,
+            reductions=False,
+        )
+
+
+def compile_with_nvcc(kernel: GeneratedKernel, source: Path, arch: str, nvcc: str) -> str:
+    """Compile one file to ``<source>.<arch>.cubin``; returns a line on its cost. Raises CodegenError."""
+    cubin = source.with_suffix(f".{arch}.cubin")
+    command = [nvcc, "-std=c++20", ARCH_OPTIONS[arch], "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    spills, registers = _SPILLS.search(done.stderr), _REGISTERS.search(done.stderr)
+    if done.returncode or spills is None or registers is None:
+        raise CodegenError(f"{kernel.name} does not compile for {arch}:\n{done.stderr}")
+    if spills.groups() != ("0", "0"):
+        raise CodegenError(f"{kernel.name} spills on {arch}: {spills.group()}")
+    return f"{kernel.name}  {arch}  {registers[1]} registers  {kernel.smem_bytes} bytes of shared memory"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of the command line."""
+    parser = argparse.ArgumentParser(prog="build_all", description="Write every kernel as one file.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--nvcc", help="also compile, with this nvcc")
+    parser.add_argument("--arch", nargs="*", choices=tuple(ARCH_OPTIONS), default=("sm_80", "sm_90a"))
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for kernel in map(emit, specs()):
+        source = options.out / f"{kernel.name}.cu"
+        source.write_text(kernel.self_contained(), encoding="utf-8")
+        print(source)
+        for arch in options.arch if options.nvcc else ():
+            print(compile_with_nvcc(kernel, source, arch, options.nvcc))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Generate the CUDA source of one kernel from its specification.
+
+Templates instantiate and headers implement: the generated texts hold the descriptor layout, the constants and one entry
+point; everything else lies in ``include/liquidcp`` and is handed to the compiler as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from liquidcp_compiler.codegen.support import check_spec, kv_step, num_threads, smem_bytes
+from liquidcp_compiler.errors import CodegenError
+from liquidcp_compiler.ir.kernel_spec import KernelSpec
+from liquidcp_compiler.ir.launch import LAUNCH_ENUMS, LAUNCH_STRUCTS, MAX_RANKS, LaunchStruct
+from liquidcp_compiler.ir.layout import (
+    DESCRIPTORS,
+    ENUMS,
+    HEADER,
+    INDEX_TABLES,
+    LAYOUT_HASH,
+    WIRE_TYPES,
+    Descriptor,
+    MaskKind,
+)
+
+if TYPE_CHECKING:
+    import jinja2
+
+VERSION = "0.1.0"
+CONFIG_HEADER = "liquidcp/generated/config.cuh"
+LAYOUT_HEADER = "liquidcp/generated/layout.cuh"
+_INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedKernel:
+    """Source of one kernel.
+
+    Fields: ``name`` (also of the ``extern "C"`` entry), ``source`` (the short generated .cu), ``headers`` (include name
+    -> text, everything that ``source`` includes, generated headers too), ``num_threads`` of a CTA and its dynamic
+    shared memory ``smem_bytes``.
+    """
+
+    name: str
+    source: str
+    headers: Mapping[str, str]
+    num_threads: int
+    smem_bytes: int
+
+    def self_contained(self) -> str:
+        """One file that a CUDA compiler needs nothing else for: each header in the place of its first include."""
+        seen: set[str] = set()
+
+        def inline(text: str) -> str:
+            return _INCLUDE.sub(lambda m: expand(m.group(1)), text)
+
+        def expand(name: str) -> str:
+            if name in seen:
+                return ""
+            seen.add(name)
+            body = self.headers[name].replace("#pragma once\n", "", 1)
+            return f"// ---- {name}\n{inline(body)}\n"
+
+        return inline(self.source)
+
+
+def emit(spec: KernelSpec) -> GeneratedKernel:
+    """The kernel for ``spec``. Raises CodegenError, naming the field, for what no kernel can be generated for."""
+    check_spec(spec)
+    layout = render_layout()
+    config = _template("config.cuh.j2").render(
+        spec=spec,
+        kv_step=kv_step(spec),
+        num_threads=num_threads(spec),
+        smem_bytes=smem_bytes(spec),
+        fp16=spec.dtype.value == "fp16",
+        causal=spec.mask == MaskKind.CAUSAL,
+    )
+    source = _template("kernel.cu.j2").render(spec=spec, version=VERSION, facts=_facts(spec))
+    return GeneratedKernel(
+        name=spec.name,
+        source=source,
+        headers=MappingProxyType({**static_headers(), CONFIG_HEADER: config, LAYOUT_HEADER: layout}),
+        num_threads=num_threads(spec),
+        smem_bytes=smem_bytes(spec),
+    )
+
+
+@cache
+def static_headers() -> Mapping[str, str]:
+    """Include name -> text of every device header that is not generated, sorted by name."""
+    root = resources.files("liquidcp_compiler.codegen") / "include"
+    found: dict[str, str] = {}
+
+    def walk(folder: Any, prefix: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                walk(entry, f"{prefix}{entry.name}/")
+            elif entry.name.endswith(".cuh"):
+                found[prefix + entry.name] = entry.read_text(encoding="utf-8")
+
+    walk(root, "")
+    return MappingProxyType(dict(sorted(found.items())))
+
+
+@cache
+def render_layout() -> str:
+    """The generated header with descriptors, enums and launch structs; the same for every kernel."""
+    tables = [{"name": d.table, "type": d.name} for d in DESCRIPTORS]
+    tables += [{"name": name, "type": "i32"} for name in INDEX_TABLES]
+    return _template("layout.cuh.j2").render(
+        layout_hash=f"0x{LAYOUT_HASH:016x}ull",
+        max_ranks=MAX_RANKS,
+        enums=[_enum(e) for e in (*ENUMS, *LAUNCH_ENUMS)],
+        structs=[_descriptor(d) for d in (HEADER, *DESCRIPTORS)] + [_launch_struct(s) for s in LAUNCH_STRUCTS],
+        tables=tables,
+    )
+
+
+def _facts(spec: KernelSpec) -> list[tuple[str, str]]:
+    kinds = [name for name, on in (("ready", spec.ready_rows), ("static", spec.static_rows)) if on]
+    return [
+        ("dtype", spec.dtype.value),
+        ("head_dim", str(spec.head_dim)),
+        ("mask", spec.mask.name.lower()),
+        ("block_q", str(spec.block_q)),
+        ("block_kv", str(spec.block_kv)),
+        ("rows", " and ".join(kinds) or "none"),
+        ("path", "portable: mma.sync and cp.async, sm_80 and up"),
+        ("layout hash", f"{LAYOUT_HASH:016x}"),
+    ]
+
+
+def _enum(enum: type[IntEnum]) -> dict[str, Any]:
+    return {"name": enum.__name__, "members": [{"name": m.name, "value": m.value} for m in enum]}
+
+
+def _descriptor(d: Descriptor) -> dict[str, Any]:
+    fields = [{"name": f.name, "type": WIRE_TYPES[f.type][2], "array": "", "doc": f.doc} for f in d.fields]
+    return _struct(d.name, d.doc, fields, d.size, 16)
+
+
+def _launch_struct(s: LaunchStruct) -> dict[str, Any]:
+    fields = [
+        {
+            "name": f.name,
+            "type": f.type,
+            "array": "" if f.count == 1 else f"[{f.count}]",
+            "doc": f.doc,
+        }
+        for f in s.fields
+    ]
+    return _struct(s.name, s.doc, fields, s.size, 8)
+
+
+def _struct(name: str, doc: str, fields: list[dict[str, Any]], size: int, alignment: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "doc_lines": doc.splitlines(),
+        "fields": fields,
+        "size": size,
+        "alignment": alignment,
+        "sum_of_sizes": _join_sizes(name, [f["name"] for f in fields]),
+    }
+
+
+def _join_sizes(struct: str, names: list[str]) -> str:
+    """``sizeof(A::x) + sizeof(A::y)``, wrapped: equal to sizeof(A) exactly if A has no hidden padding."""
+    terms = [f"sizeof({struct}::{name})" for name in names]
+    lines, line = [], ""
+    for term in terms:
+        joined = f"{line} + {term}" if line else term
+        if len(joined) > 90:
+            lines.append(line)
+            joined = term
+        line = joined
+    return " +\n                  ".join([*lines, line])
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("liquidcp_compiler.codegen"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cpp_bool"] = lambda value: "true" if value else "false"
+    return environment
+
+
+def _template(name: str) -> jinja2.Template:
+    import jinja2
+
+    try:
+        return _environment().get_template(name)
+    except jinja2.TemplateNotFound as error:
+        raise CodegenError(f"template {name} is not installed; reinstall liquidcp-compiler") from error

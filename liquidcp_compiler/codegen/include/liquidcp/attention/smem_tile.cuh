@@ -1,0 +1,32 @@
+#pragma once
+// A tile of 16-bit elements in shared memory: rows of HEAD_DIM elements, the 16-byte chunks of a row XORed with the row,
+// so that the eight rows an ldmatrix reads lie in different banks.
+#include <liquidcp/generated/config.cuh>
+#include <liquidcp/ptx/cp_async.cuh>
+#include <liquidcp/ptx/mma.cuh>
+
+namespace liquidcp {
+
+constexpr i32 ELEMENT_BYTES = 2;
+constexpr i32 ROW_BYTES = config::HEAD_DIM * ELEMENT_BYTES;
+constexpr i32 ROW_CHUNKS = ROW_BYTES / 16;
+
+LIQUIDCP_DEVICE u32 chunk_address(u32 tile, i32 row, i32 chunk) {
+  return tile + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+}
+
+// The whole CTA starts copying `rows` rows, `stride` bytes apart; the rest of the ROWS rows becomes zero, never stale
+// memory: a masked probability is 0, and 0 times NaN is NaN.
+template <i32 ROWS>
+LIQUIDCP_DEVICE void load_tile_async(u32 tile, const u8* first, i64 stride, i32 rows) {
+  static_assert(ROWS * ROW_CHUNKS % config::NUM_THREADS == 0);
+#pragma unroll
+  for (i32 i = 0; i < ROWS * ROW_CHUNKS / config::NUM_THREADS; ++i) {
+    const i32 idx = i * config::NUM_THREADS + static_cast<i32>(threadIdx.x);
+    const i32 row = idx / ROW_CHUNKS, chunk = idx % ROW_CHUNKS;
+    const bool valid = row < rows;
+    ptx::cp_async_16(chunk_address(tile, row, chunk), first + (valid ? row : 0) * stride + chunk * 16, valid);
+  }
+}
+
+}  // namespace liquidcp

@@ -1,0 +1,54 @@
+#pragma once
+// The two products of one warp: 16 query rows against KV_STEP keys.
+// Accumulator layout: s[n][0..1] are columns 8n + 2 (lane % 4) and the next of row lane / 4, s[n][2..3] of that row + 8.
+#include <liquidcp/attention/smem_tile.cuh>
+#include <liquidcp/common/math.cuh>
+
+namespace liquidcp {
+
+constexpr i32 SCORE_TILES = config::KV_STEP / 8;   // accumulators of S
+constexpr i32 OUT_TILES = config::HEAD_DIM / 8;    // accumulators of O
+constexpr i32 QK_STEPS = config::HEAD_DIM / 16;
+constexpr i32 PV_STEPS = config::KV_STEP / 16;
+
+LIQUIDCP_DEVICE void load_q(u32 (&q)[QK_STEPS][4], u32 tile, i32 first_row, i32 lane) {
+#pragma unroll
+  for (i32 k = 0; k < QK_STEPS; ++k) {
+    ptx::ldmatrix_x4(q[k], chunk_address(tile, first_row + (lane & 15), 2 * k + (lane >> 4)));
+  }
+}
+
+// S = Q K^T
+LIQUIDCP_DEVICE void multiply_qk(f32 (&s)[SCORE_TILES][4], const u32 (&q)[QK_STEPS][4], u32 tile_k, i32 lane) {
+#pragma unroll
+  for (i32 n = 0; n < SCORE_TILES; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+  const i32 key = (lane >> 4) * 8 + (lane & 7), half = lane >> 3 & 1;
+#pragma unroll
+  for (i32 k = 0; k < QK_STEPS; ++k) {
+#pragma unroll
+    for (i32 n = 0; n < SCORE_TILES / 2; ++n) {
+      u32 b[4];
+      ptx::ldmatrix_x4(b, chunk_address(tile_k, 16 * n + key, 2 * k + half));
+      ptx::mma_m16n8k16(s[2 * n], q[k], b[0], b[1]);
+      ptx::mma_m16n8k16(s[2 * n + 1], q[k], b[2], b[3]);
+    }
+  }
+}
+
+// O += P V; the accumulator of S, packed in pairs, is the A operand as it stands.
+LIQUIDCP_DEVICE void multiply_pv(f32 (&o)[OUT_TILES][4], const f32 (&p)[SCORE_TILES][4], u32 tile_v, i32 lane) {
+#pragma unroll
+  for (i32 k = 0; k < PV_STEPS; ++k) {
+    const u32 a[4] = {pack_pair(p[2 * k][0], p[2 * k][1]), pack_pair(p[2 * k][2], p[2 * k][3]),
+                      pack_pair(p[2 * k + 1][0], p[2 * k + 1][1]), pack_pair(p[2 * k + 1][2], p[2 * k + 1][3])};
+#pragma unroll
+    for (i32 n = 0; n < OUT_TILES / 2; ++n) {
+      u32 b[4];
+      ptx::ldmatrix_x4_trans(b, chunk_address(tile_v, 16 * k + (lane & 15), 2 * n + (lane >> 4)));
+      ptx::mma_m16n8k16(o[2 * n], a, b[0], b[1]);
+      ptx::mma_m16n8k16(o[2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+}  // namespace liquidcp

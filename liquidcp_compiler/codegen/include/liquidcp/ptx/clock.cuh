@@ -1,0 +1,13 @@
+#pragma once
+#include <liquidcp/common/types.cuh>
+
+namespace liquidcp::ptx {
+
+LIQUIDCP_DEVICE u64 globaltimer_ns() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+LIQUIDCP_DEVICE void nanosleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
+
+}  // namespace liquidcp::ptx

@@ -1,0 +1,145 @@
+#pragma once
+// Where the result of a claim goes: into the running state of its (query tile, head), or out of the kernel.
+#include <liquidcp/attention/combine.cuh>
+#include <liquidcp/attention/online_softmax.cuh>
+#include <liquidcp/tasks/context.cuh>
+
+namespace liquidcp {
+
+// Value of a `merged` word while one CTA reads and writes the state.
+constexpr u32 LOCKED = 0xffffffffu;
+
+// The thread's part of a partial state: 16 rows a warp, rows lane / 4 and lane / 4 + 8 of them here.
+struct Partial {
+  f32 out[OUT_TILES][4];
+  f32 lse[2];
+};
+
+// One (query tile, head). The word counts merged KV tiles and is the lock as well: one atomic does both.
+class Accumulator {
+ public:
+  LIQUIDCP_DEVICE Accumulator(const Context& context, i32 q_tile, i32 head)
+      : context_(context),
+        tile_(context.plan.q_tiles()[q_tile]),
+        head_(head),
+        lane_(static_cast<i32>(threadIdx.x & 31)),
+        first_row_(static_cast<i32>(threadIdx.x >> 5) * 16),
+        q_tile_(q_tile),
+        slot_(static_cast<i64>(q_tile) * context.params.num_heads_q + head) {}
+
+  // Whole CTA. Adds a partial that counts `contributions` times (its KV tiles; 1 for an empty row); the CTA that brings
+  // the last ones writes the rows out. False: the launch is given up.
+  LIQUIDCP_DEVICE bool add(Partial& partial, i32 contributions, u32 smem_q) const {
+    if (contributions != tile_.merge_count) {  // somebody else contributes too
+      if (!__syncthreads_and(threadIdx.x != 0 || lock())) return false;
+      const i32 before = static_cast<i32>(context_.shared.merged);
+      const bool last = before + contributions == tile_.merge_count;
+      if (before > 0) merge_state(partial);
+      if (!last) store_state(partial);
+      __syncthreads();  // the state is read and written before thread 0 lets go of it
+      if (threadIdx.x == 0) {
+        ptx::st_release_gpu(word(), tagged(context_.watch.epoch, static_cast<u32>(before + contributions)));
+      }
+      if (!last) return true;
+    }
+    write_rows(partial, smem_q);
+    return true;
+  }
+
+ private:
+  LIQUIDCP_DEVICE u64* word() const { return context_.rank.merged + slot_; }
+
+  // Thread 0. Between this and the release nothing waits for another CTA, so lock holders always get on.
+  LIQUIDCP_DEVICE bool lock() const {
+    const u64 held = tagged(context_.watch.epoch, LOCKED);
+    u64 start = 0;
+    while (true) {
+      const u64 old = ptx::ld_relaxed_gpu(word());
+      if (old != held && ptx::atom_cas_acquire_gpu(word(), old, held) == old) {
+        context_.shared.merged = value_of(old, context_.watch.epoch);
+        return true;
+      }
+      const u64 now = ptx::globaltimer_ns();
+      if (start == 0) start = now;
+      if (context_.watch.aborted()) return false;
+      if (now - start > context_.params.budget_ns) {
+        context_.watch.fail(ErrorCode::LOCK, context_.watch.rank, q_tile_, 0, 1, now - start);
+        return false;
+      }
+      ptx::nanosleep(50);
+    }
+  }
+
+  // Fragment order: 16 bytes a thread, one after another, so that every access is coalesced.
+  LIQUIDCP_DEVICE f32* state_out() const {
+    return context_.rank.state_out + slot_ * config::BLOCK_Q * config::HEAD_DIM + threadIdx.x * 4;
+  }
+  LIQUIDCP_DEVICE f32* state_lse(i32 r) const {
+    return context_.rank.state_lse + slot_ * config::BLOCK_Q + first_row_ + (lane_ >> 2) + 8 * r;
+  }
+
+  LIQUIDCP_DEVICE void merge_state(Partial& partial) const {
+    MergeWeights w[2];
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      w[r] = merge_weights(ptx::ld_relaxed_gpu_f32(state_lse(r)), partial.lse[r]);
+      partial.lse[r] = w[r].lse;
+    }
+    __syncwarp();  // lanes of a quad read the same lse, and one of them will store it
+#pragma unroll
+    for (i32 n = 0; n < OUT_TILES; ++n) {
+      f32 before[4];
+      ptx::ld_relaxed_gpu_v4_f32(state_out() + n * config::NUM_THREADS * 4, before);
+#pragma unroll
+      for (i32 e = 0; e < 4; ++e) partial.out[n][e] = merge(w[e >> 1], before[e], partial.out[n][e]);
+    }
+  }
+
+  LIQUIDCP_DEVICE void store_state(const Partial& partial) const {
+    if ((lane_ & 3) == 0) {
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) ptx::st_relaxed_gpu_f32(state_lse(r), partial.lse[r]);
+    }
+#pragma unroll
+    for (i32 n = 0; n < OUT_TILES; ++n) {
+      ptx::st_relaxed_gpu_v4_f32(state_out() + n * config::NUM_THREADS * 4, partial.out[n]);
+    }
+  }
+
+  // Finished rows, through this warp's own rows of the query tile (which it has in registers), to store 16 bytes a lane.
+  LIQUIDCP_DEVICE void write_rows(const Partial& partial, u32 smem_q) const {
+    if ((lane_ & 3) == 0) {
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        const i32 row = first_row_ + (lane_ >> 2) + 8 * r;
+        const i64 num_tokens = context_.plan.header().num_local_q_tokens;
+        if (row < tile_.rows) context_.rank.lse[head_ * num_tokens + tile_.token + row] = partial.lse[r];
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (i32 n = 0; n < OUT_TILES; ++n) {
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        const u32 chunk = chunk_address(smem_q, first_row_ + (lane_ >> 2) + 8 * r, n);
+        ptx::st_shared_u32(chunk + (lane_ & 3) * 4, pack_pair(partial.out[n][2 * r], partial.out[n][2 * r + 1]));
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (i32 i = 0; i < 16 * ROW_CHUNKS / 32; ++i) {
+      const i32 row = first_row_ + (i * 32 + lane_) / ROW_CHUNKS, chunk = (i * 32 + lane_) % ROW_CHUNKS;
+      if (row >= tile_.rows) continue;
+      const i64 out_row = static_cast<i64>(tile_.token + row) * context_.params.num_heads_q + head_;
+      ptx::st_v4(static_cast<u8*>(context_.rank.out) + out_row * ROW_BYTES + chunk * 16,
+                 ptx::ld_shared_v4(chunk_address(smem_q, row, chunk)));
+    }
+  }
+
+  const Context& context_;
+  const QTileDesc& tile_;
+  i32 head_, lane_, first_row_, q_tile_;
+  i64 slot_;
+};
+
+}  // namespace liquidcp

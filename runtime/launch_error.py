@@ -1,0 +1,67 @@
+"""What a launch that gave up says: the error block of the kernel, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from liquidcp_compiler.errors import DeviceWaitError, LiquidCPError, PlanError, PlanMismatchError, ScheduleError
+from liquidcp_compiler.ir.launch import CtaRole, ErrorCode
+from liquidcp_compiler.ir.layout import SignalKind, Space
+from liquidcp_compiler.ir.plan import Plan
+
+_TASK_TABLES = {CtaRole.COMM: "transfers", CtaRole.COMPUTE: "rows"}
+_ITEM_TABLES = {Space.Q: "q_tiles", Space.KV: "kv_tiles", Space.STATE: "states"}
+
+
+def launch_error(plan: Plan, block: np.ndarray) -> LiquidCPError | None:
+    """The exception for a filled error block (one element of ``ERROR_BLOCK.dtype``); None if its code is 0."""
+    e = {name: int(block[name][0]) for name in block.dtype.names or ()}
+    code, role = ErrorCode(e["code"]), CtaRole(e["role"])
+    if code == ErrorCode.NONE:
+        return None
+    if code == ErrorCode.LAYOUT:
+        return PlanError(
+            f"rank {e['rank']}: the plan in device memory has layout {e['seen']:016x}, the kernel has "
+            f"{e['expected']:016x}; they come from different versions: make both anew"
+        )
+    if code == ErrorCode.FINGERPRINT:
+        return PlanMismatchError(
+            f"rank {e['rank']} holds plan {e['seen']:016x}, this launch is for {e['expected']:016x}; plan the same "
+            "batch with the same options on every rank"
+        )
+    task = task_words(plan, e["rank"], role, e["task"])
+    if code == ErrorCode.ARRIVALS:
+        return ScheduleError(
+            e["rank"],
+            task,
+            f"publishes tile {e['seen']} of sequence {e['index']}, which has only {e['expected']} arrivals",
+        )
+    return DeviceWaitError(
+        f"rank {e['rank']}, CTA {e['cta']} ({role.name.lower()}), {task}: waited {e['waited_ns'] / 1e9:.3g} s for "
+        f"{word_words(plan, code, e['peer'], e['index'])}: expected {e['expected']}, seen {e['seen']}. "
+        "All ranks have left the launch; the next one can run"
+    )
+
+
+def task_words(plan: Plan, rank: int, role: CtaRole, task: int) -> str:
+    """The task that a CTA was at, by its printed name."""
+    table = _TASK_TABLES.get(role)
+    if table is None or not 0 <= task < len(plan.table(table, rank)):
+        return "no task"
+    return plan.task_name(rank, table, task)
+
+
+def word_words(plan: Plan, code: ErrorCode, peer: int, index: int) -> str:
+    """The protocol word that was waited for."""
+    if code == ErrorCode.LOCK:
+        return f"the running state of query tile {plan.table('q_tiles', peer)['tile'][index]}"
+    if code == ErrorCode.PREFIX:
+        sequence = plan.table("sequences", peer)["sequence"][index]
+        return f"KV tiles in the committed prefix of sequence {sequence} on rank {peer}"
+    signal = plan.table("signals", peer)[index]
+    kind, space = SignalKind(int(signal["kind"])), Space(int(signal["space"]))
+    item = ""
+    if space in _ITEM_TABLES:
+        column = "state" if space == Space.STATE else "tile"
+        item = f" {space.name.lower()} {plan.table(_ITEM_TABLES[space], peer)[column][signal['item']]}"
+    return f"signal {index} ({kind.name}{item}) of rank {peer}"
