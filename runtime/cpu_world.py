@@ -67,8 +67,8 @@ class CpuWorld:
         """Attention of the whole problem, through every transfer, task and reduction of the plan.
 
         Args:
-            q: [total_q, num_heads_q, head_dim]; k, v: [total_kv, num_heads_kv, head_dim], in the problem's dtype, of any
-                strides; or [B, L, heads, head_dim] where all sequences have length L.
+            q: [total_q, num_heads_q, head_dim]; k, v: [total_kv, num_heads_kv, head_dim], in the problem's dtype, of
+                any strides; or [B, L, heads, head_dim] where all sequences have length L.
             sinks: [num_heads_q], exactly where the problem has sinks.
             seed, profile: which interleaving is sampled (profiles: ``liquidcp_runtime.profiles.PROFILES``).
             out, lse: tensors that receive the result, of the shapes returned.
@@ -85,7 +85,8 @@ class CpuWorld:
         check_result("out", out, tuple(q.shape), q.dtype)
         check_result("lse", lse, (problem.num_heads_q, problem.total_q), torch.float32)
         if not problem.total_q:
-            return torch.empty_like(q) if out is None else out, torch.empty(problem.num_heads_q, 0) if lse is None else lse
+            out = torch.empty_like(q) if out is None else out
+            return out, torch.empty(problem.num_heads_q, 0) if lse is None else lse
         check_plan(plan)
         ranks = range(plan.world)
         with torch.no_grad():

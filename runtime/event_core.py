@@ -1,14 +1,14 @@
 """The rules by which CTAs take work, as a discrete-event simulation over the tables of all ranks.
 
 This is the one place that says who takes what and when: comm CTAs take transfers in queue order, compute CTAs claim KV
-intervals of rows in plan order (paper sections 4.1 and 6.1), and CTAs without attention work take reductions. With hostile
-durations it samples interleavings; with a cost model it is the simulator. It imports numba, so import it only on use.
+intervals of rows in plan order (paper sections 4.1 and 6.1), and CTAs without attention work take reductions. With
+hostile durations it samples interleavings; with a cost model it is the simulator. It imports numba: import it on use.
 """
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -27,7 +27,7 @@ EXITED = 30
 
 
 class Durations(NamedTuple):
-    """Times of everything, float64 in one unit of the caller's choice. One entry a transfer, row, reduction, CTA or rank."""
+    """Times, float64 in one unit of the caller's choice; one entry a transfer, row, reduction, CTA or rank."""
 
     transfer: np.ndarray
     transfer_not_before: np.ndarray  #: a copy is never complete earlier
@@ -43,8 +43,8 @@ class CoreResult(NamedTuple):
     """Events in order of completion (trimmed arrays), how it ended, and the state at the end."""
 
     status: int
-    fault_cta: int
-    fault_item: int
+    fault_cta: Any
+    fault_item: Any
     time: np.ndarray
     begin: np.ndarray
     claim: np.ndarray
@@ -75,7 +75,7 @@ def claim_end(claimed: int, ready: int, total: int, tau_min: int, tau_max: int) 
 
 
 @njit(cache=True)
-def contribution(lo: int, hi: int) -> int:
+def contribution(lo: Any, hi: Any) -> int:
     """What one compute task counts towards its output's merge count: its KV tiles; a row without any counts once."""
     return max(hi - lo, 1)
 
@@ -132,7 +132,7 @@ def _ready_tiles(t, row, words, num_signals):
 
 @njit(cache=True)
 def simulate_core(t, d, world, num_comm, num_compute, max_events):
-    """Run everything to the end or to a standstill. ``t``: CoreTables; ``d``: Durations; CTAs are numbered rank by rank."""
+    """Run everything to the end or to a standstill. ``t``: CoreTables; ``d``: Durations; CTAs count rank by rank."""
     num_ctas = num_comm + num_compute
     all_ctas = world * num_ctas
     num_words = len(t.word_expected)
@@ -145,7 +145,8 @@ def simulate_core(t, d, world, num_comm, num_compute, max_events):
     cta_threshold = np.zeros(all_ctas, np.int64)
     cta_phase = np.zeros(all_ctas, np.int64)
     cta_task = np.full(all_ctas, -1, np.int64)
-    cta_lo, cta_hi, cta_cursor = np.zeros(all_ctas, np.int64), np.zeros(all_ctas, np.int64), np.zeros(all_ctas, np.int64)
+    cta_lo, cta_hi = np.zeros(all_ctas, np.int64), np.zeros(all_ctas, np.int64)
+    cta_cursor = np.zeros(all_ctas, np.int64)
     cta_claim, cta_begin = np.zeros(all_ctas), np.zeros(all_ctas)
 
     next_transfer, next_reduction = t.transfer_start[:-1].copy(), t.reduction_start[:-1].copy()
@@ -168,7 +169,7 @@ def simulate_core(t, d, world, num_comm, num_compute, max_events):
     status, fault_cta, fault_item = FINISHED, -1, -1
 
     order = np.zeros(1, np.int64)
-    heap = [(0.0, np.int64(0), np.int64(-1))]
+    heap: Any = [(0.0, np.int64(0), np.int64(-1))]
     heappop(heap)
     for rank in range(world):
         order[0] += 1
@@ -374,6 +375,22 @@ def simulate_core(t, d, world, num_comm, num_compute, max_events):
                 status = DEADLOCK
     n = num_events
     return CoreResult(
-        status, fault_cta, fault_item, event_time[:n], event_begin[:n], event_claim[:n], event_cta[:n], event_kind[:n],
-        event_index[:n], event_lo[:n], event_hi[:n], words, merged, row_claimed, cta_phase, cta_task, cta_word, cta_threshold,
+        status,
+        fault_cta,
+        fault_item,
+        event_time[:n],
+        event_begin[:n],
+        event_claim[:n],
+        event_cta[:n],
+        event_kind[:n],
+        event_index[:n],
+        event_lo[:n],
+        event_hi[:n],
+        words,
+        merged,
+        row_claimed,
+        cta_phase,
+        cta_task,
+        cta_word,
+        cta_threshold,
     )

@@ -1,7 +1,7 @@
 """A plan's tables as the event core reads them: one array a field, indices global over all ranks.
 
-The core is compiled and cached, so it must not bake in anything of the layout: field places and enum values stay on this
-side, and reach it as plain arrays and flags.
+The core is compiled and cached, so it must not bake in anything of the layout: field places and enum values stay on
+this side, and reach it as plain arrays and flags.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ def word_name(plan: Plan, word: int) -> str:
         sequence = plan.table("sequences", rank)[signal["item"]]["sequence"]
         return f"prefix of sequence {sequence} on rank {rank}"
     space = Space(int(signal["space"]))
-    table, field = {Space.Q: ("q_tiles", "tile"), Space.KV: ("kv_tiles", "tile"), Space.STATE: ("states", "state")}[space]
+    names = {Space.Q: ("q_tiles", "tile"), Space.KV: ("kv_tiles", "tile"), Space.STATE: ("states", "state")}
+    table, field = names[space]
     item = plan.table(table, rank)[signal["item"]][field]
     return f"{kind} of {space.name.lower()} {item} on rank {rank}"
 

@@ -11,35 +11,21 @@ from weakref import WeakSet
 
 import numpy as np
 
-from liquidcp_compiler.errors import PlanError, ScheduleError
+from liquidcp_compiler.errors import ScheduleError
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.event_tables import CoreTables, core_tables, rank_of, word_name
+from liquidcp_runtime.plan_ranges import SPACE_TABLES, check_ranges, ranks_of
 from liquidcp_runtime.scheduling import output_task
 
 _CHECKED: WeakSet[Plan] = WeakSet()
 
-_SPACE_TABLES = {Space.Q: "q_tiles", Space.KV: "kv_tiles", Space.STATE: "states"}
 #: Fields that say what a tile is: equal on the rank that pulls it and on the one that holds it.
 _SAME_ITEM = {
     Space.Q: ("tile", "rows", "position", "head", "num_heads"),
     Space.KV: ("tile", "rows", "position", "interleave", "group", "phase"),
     Space.STATE: ("state", "owner"),
 }
-#: (table, field, table that it indexes, whether -1 is allowed)
-_INDICES = (
-    ("q_tiles", "sequence", "sequences", False),
-    ("q_tiles", "signal", "signals", True),
-    ("kv_tiles", "sequence", "sequences", False),
-    ("kv_tiles", "signal", "signals", True),
-    ("states", "q_tile", "q_tiles", False),
-    ("states", "signal", "signals", True),
-    ("transfers", "signal", "signals", True),
-    ("transfers", "sequence", "sequences", True),
-    ("rows", "q_lo", "q_tiles", False),
-    ("rows", "sequence", "sequences", False),
-    ("reductions", "q_tile", "q_tiles", False),
-)
 
 
 def check_plan(plan: Plan) -> None:
@@ -51,7 +37,7 @@ def check_plan(plan: Plan) -> None:
     if plan in _CHECKED:
         return
     if plan.world:
-        _check_ranges(plan)
+        check_ranges(plan)
         tables = core_tables(plan)
         _check_transfers(plan, tables)
         _check_prefixes(plan, tables)
@@ -62,10 +48,6 @@ def check_plan(plan: Plan) -> None:
     _CHECKED.add(plan)
 
 
-def _ranks(plan: Plan, table: str) -> np.ndarray:
-    return np.repeat(np.arange(plan.world), np.diff(plan.offsets[table]))
-
-
 def _fail(plan: Plan, table: str, bad: np.ndarray, message: str) -> NoReturn:
     """Raise for the first row of a concatenated table where ``bad`` holds."""
     index = int(np.flatnonzero(bad)[0])
@@ -73,74 +55,11 @@ def _fail(plan: Plan, table: str, bad: np.ndarray, message: str) -> NoReturn:
     raise ScheduleError(rank, plan.task_name(rank, table, index - int(plan.offsets[table][rank])), message)
 
 
-def _range_error(plan: Plan, table: str, field: str, bad: np.ndarray) -> NoReturn:
-    index = int(np.flatnonzero(bad)[0])
-    rank, row = rank_of(plan, table, index), plan.tables[table][index]
-    task = f" of task %{row['task']}" if "task" in (row.dtype.names or ()) else ""
-    local = index - int(plan.offsets[table][rank])
-    raise PlanError(f"rank {rank}: {table}[{local}].{field} = {row[field]}{task} is out of range; make the plan again")
-
-
-def _check_ranges(plan: Plan) -> None:
-    for table, field, into, optional in _INDICES:
-        values, size = plan.tables[table][field], np.diff(plan.offsets[into])[_ranks(plan, table)]
-        bad = (values >= size) | (values < (-1 if optional else 0))
-        if bad.any():
-            _range_error(plan, table, field, bad)
-    for table, lo, hi, into in _intervals(plan):
-        size = np.diff(plan.offsets[into])[_ranks(plan, table)]
-        bad = (lo[1] < 0) | (hi < lo[1]) | (hi > size)
-        if bad.any():
-            _range_error(plan, table, lo[0], bad)
-    for name, into in (("kv_list", "kv_tiles"), ("target_list", "states"), ("state_list", "states")):
-        values, size = plan.tables[name], np.diff(plan.offsets[into])[_ranks(plan, name)]
-        if ((values < 0) | (values >= size)).any():
-            raise PlanError(f"{name} holds an index outside {into}; make the plan again")
-    transfers = plan.tables["transfers"]
-    rank, peer = _ranks(plan, "transfers"), transfers["peer"]
-    bad = (peer < 0) | (peer >= plan.world)
-    if bad.any():
-        _range_error(plan, "transfers", "peer", bad)
-    bad = transfers["wait_signal"] >= np.diff(plan.offsets["signals"])[peer]
-    if bad.any():
-        _range_error(plan, "transfers", "wait_signal", bad)
-    known = np.isin(transfers["space"], list(_SPACE_TABLES))
-    if not known.all():
-        _range_error(plan, "transfers", "space", ~known)
-    for space, table in _SPACE_TABLES.items():
-        chosen = transfers["space"] == space
-        for field, owner in (("source", peer), ("target", rank)):
-            bad = chosen & ((transfers[field] < 0) | (transfers[field] >= np.diff(plan.offsets[table])[owner]))
-            if bad.any():
-                _range_error(plan, "transfers", field, bad)
-
-
-def _intervals(plan: Plan) -> list[tuple[str, tuple[str, np.ndarray], np.ndarray, str]]:
-    """(table, (field, first), end, table that it indexes) of every interval of indices; empty where a row has none."""
-    rows, reductions = plan.tables["rows"], plan.tables["reductions"]
-    static, ready = rows["formation"] == Formation.STATIC, rows["formation"] == Formation.READY
-    to_state = rows["target_space"] == Space.STATE
-
-    def interval(table: str, field: str, count: np.ndarray, used: np.ndarray, into: str):
-        first = np.where(used, plan.tables[table][field], 0)
-        return table, (field, first), first + np.where(used, count, 0), into
-
-    num_q = rows["q_hi"] - rows["q_lo"]
-    always = np.ones(len(reductions), bool)
-    return [
-        interval("rows", "q_lo", num_q, np.ones(len(rows), bool), "q_tiles"),
-        interval("rows", "local_lo", rows["local_hi"] - rows["local_lo"], ready, "kv_tiles"),
-        interval("rows", "kv_list", rows["num_kv_tiles"], static & (rows["num_kv_tiles"] > 0), "kv_list"),
-        interval("rows", "target_list", num_q, to_state, "target_list"),
-        interval("reductions", "state_list", reductions["num_states"], always, "state_list"),
-    ]
-
-
 def _check_transfers(plan: Plan, tables: CoreTables) -> None:
-    transfers, rank = plan.tables["transfers"], _ranks(plan, "transfers")
+    transfers, rank = plan.tables["transfers"], ranks_of(plan, "transfers")
     if (transfers["peer"] == rank).any():
         _fail(plan, "transfers", transfers["peer"] == rank, "pulls from its own rank")
-    for space, table in _SPACE_TABLES.items():
+    for space, table in SPACE_TABLES.items():
         rows, chosen = plan.tables[table], np.flatnonzero(transfers["space"] == space)
         source = transfers["source"][chosen] + plan.offsets[table][transfers["peer"][chosen]]
         target = transfers["target"][chosen] + plan.offsets[table][rank[chosen]]
@@ -169,7 +88,7 @@ def _check_transfers(plan: Plan, tables: CoreTables) -> None:
 
 def _pulled(plan: Plan, table: str) -> np.ndarray:
     """Which rows of a table are pulled from a peer."""
-    rank = _ranks(plan, table)
+    rank = ranks_of(plan, table)
     if table == "states":
         return plan.tables[table]["owner"] != rank
     place = np.arange(len(rank)) - plan.offsets[table][rank]
@@ -195,7 +114,8 @@ def _user_of(plan: Plan, rank: int, table: str, index: int) -> str:
         kv_list, sequence = plan.table("kv_list", rank), plan.table("kv_tiles", rank)[index]["sequence"]
         static = [index in kv_list[r["kv_list"] :][: r["num_kv_tiles"]] for r in rows]
         ready = (rows["formation"] == Formation.READY) & (rows["sequence"] == sequence)
-        users = np.flatnonzero(np.where(rows["formation"] == Formation.STATIC, static, ready & (rows["num_arrivals"] > 0)))
+        ready &= rows["num_arrivals"] > 0
+        users = np.flatnonzero(np.where(rows["formation"] == Formation.STATIC, static, ready))
     else:
         states = plan.table("state_list", rank)
         users = np.flatnonzero([index in states[r["state_list"] :][: r["num_states"]] for r in reductions])
@@ -246,7 +166,7 @@ def _check_signals(plan: Plan, tables: CoreTables) -> None:
     written = np.concatenate([_row_states(tables)[1], tables.reduction_target[~tables.reduction_to_out]])
     state_signals = tables.state_signal[written]
     np.add.at(setters, state_signals[state_signals >= 0], 1)
-    pairs = np.unique(np.stack([_ranks(plan, "transfers"), transfers["peer"]]), axis=1)
+    pairs = np.unique(np.stack([ranks_of(plan, "transfers"), transfers["peer"]]), axis=1)
     np.add.at(setters, tables.done_word[pairs[1]], 1)
     np.add.at(setters, tables.ready_word, 1)
     wrong = (signals["kind"] != SignalKind.PREFIX) & (setters != signals["expected"])
@@ -264,7 +184,8 @@ def _waiter(plan: Plan, tables: CoreTables, word: int) -> str:
     if len(pulls):
         rank = rank_of(plan, "transfers", int(pulls[0]))
         return plan.task_name(rank, "transfers", int(pulls[0] - plan.offsets["transfers"][rank]))
-    for table, column in (("q_tiles", tables.q_signal), ("kv_tiles", tables.kv_signal), ("states", tables.state_signal)):
+    columns = {"q_tiles": tables.q_signal, "kv_tiles": tables.kv_signal, "states": tables.state_signal}
+    for table, column in columns.items():
         items = np.flatnonzero(column == word)
         if len(items):
             return _user_of(plan, rank, table, int(items[0] - plan.offsets[table][rank]))
@@ -278,6 +199,14 @@ def _check_ready_rows(plan: Plan, tables: CoreTables) -> None:
     if bad.any():
         _fail(plan, "rows", bad, "its formation, target or query tiles are not set")
     ready = tables.row_ready
+    q_sequence = plan.tables["q_tiles"]["sequence"] + plan.offsets["sequences"][ranks_of(plan, "q_tiles")]
+    changes = np.concatenate([[0], np.cumsum(q_sequence[1:] != q_sequence[:-1])]) if len(q_sequence) else q_sequence
+    if len(rows):
+        bad = (q_sequence[tables.row_q_lo] != tables.row_sequence) | (
+            changes[tables.row_q_lo] != changes[tables.row_q_hi - 1]
+        )
+        if bad.any():
+            _fail(plan, "rows", bad, "its query tiles are not all of its sequence")
     bad = ready & (tables.row_tiles != tables.row_own + tables.row_arrivals)
     if bad.any():
         _fail(plan, "rows", bad, "own tiles and arrivals do not add up to its KV tiles")
@@ -307,7 +236,7 @@ def _check_ready_tiles(plan: Plan, tables: CoreTables) -> None:
     visible_end[some] = key_end[pointer[1:][some] - 1]
 
     pulls = np.flatnonzero(tables.transfer_signal < 0)
-    tile = plan.tables["transfers"]["target"][pulls] + plan.offsets["kv_tiles"][_ranks(plan, "transfers")[pulls]]
+    tile = plan.tables["transfers"]["target"][pulls] + plan.offsets["kv_tiles"][ranks_of(plan, "transfers")[pulls]]
     first_key = kv_tiles["position"][tile].astype(np.int64)
     of_sequence, back = tables.transfer_sequence[pulls], tables.transfer_back[pulls]
     for chosen, applies in (
@@ -340,7 +269,7 @@ def _row_states(tables: CoreTables) -> tuple[np.ndarray, np.ndarray]:
 def _check_states(plan: Plan, tables: CoreTables) -> None:
     """Every own state is written by exactly one task, and everything that touches a state means its query tile."""
     states, pulled = plan.tables["states"], _pulled(plan, "states")
-    state_q = states["q_tile"] + plan.offsets["q_tiles"][_ranks(plan, "states")]
+    state_q = states["q_tile"] + plan.offsets["q_tiles"][ranks_of(plan, "states")]
     row, row_state = _row_states(tables)
     into_state = np.flatnonzero(~tables.reduction_to_out)
     reduction_state = tables.reduction_target[into_state]
@@ -392,5 +321,6 @@ def _check_merge_counts(plan: Plan, tables: CoreTables) -> None:
         task = output_task(plan, rank, index - int(plan.offsets["q_tiles"][rank]))
         expected = q_tiles["merge_count"][index]
         what = "missing" if counts[index] < expected else "double"
-        message = f"{what} contribution: its tasks merge {counts[index]} into q {q_tiles['tile'][index]}, {expected} expected"
+        tile = q_tiles["tile"][index]
+        message = f"{what} contribution: its tasks merge {counts[index]} into q {tile}, {expected} expected"
         raise ScheduleError(rank, task, message)

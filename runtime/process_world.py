@@ -69,8 +69,8 @@ class ProcessWorld:
         Returns: out [local tokens, local heads, head_dim], lse fp32 [local heads, local tokens].
 
         Raises PlanMismatchError on every rank, before anything starts, when ranks hold different plans; TensorError on
-        the rank with a wrong tensor and PlanError on the others; DeadlockError when a peer's tile does not come in time;
-        ScheduleError for a damaged plan.
+        the rank with a wrong tensor and PlanError on the others; DeadlockError when a peer's tile does not come in
+        time; ScheduleError for a damaged plan.
         """
         error: LiquidCPError | None = None
         try:
@@ -115,8 +115,8 @@ class ProcessWorld:
             if not torch.equal(other[:3], numbers[0][:3]):
                 raise PlanMismatchError(
                     f"ranks hold different plans. rank 0: {_identity(numbers[0])}, {described[0]}; "
-                    f"rank {rank}: {_identity(other)}, {described[rank]}. Plan the same problem with the same options on "
-                    "every rank"
+                    f"rank {rank}: {_identity(other)}, {described[rank]}. Plan the same problem with the same options "
+                    "on every rank"
                 )
         if error is not None:
             raise error
@@ -163,6 +163,7 @@ class _RankRun:
         self.held: list[int] = []  # back arrivals that came before the front ones
         self.incoming: dict[int, Tensor] = {}
         self.outgoing: dict[tuple[int, int], list[_Outgoing]] = defaultdict(list)
+        self.watchers: list[threading.Thread] = []
         self.sends: list[tuple[Any, Tensor]] = []
         self.claimed = [0] * len(self.view.rows)
         self.open_rows = list(range(len(self.view.rows)))
@@ -180,6 +181,8 @@ class _RankRun:
                 self._take_arrivals(block=True)
         for work, _ in self.sends:
             work.wait(timedelta(seconds=self.timeout_s))
+        for watcher in self.watchers:
+            watcher.join()
         return self.buffers.finish()
 
     # -- Messages
@@ -194,7 +197,8 @@ class _RankRun:
             work = dist.irecv(message, group=self.group, group_src=transfer.peer, tag=base + index)
             of_peer[transfer.peer].append((index, work))
         for works in of_peer.values():
-            threading.Thread(target=self._watch, args=(works,), daemon=True).start()
+            self.watchers.append(threading.Thread(target=self._watch, args=(works,), daemon=True))
+            self.watchers[-1].start()
 
     def _watch(self, works: list[tuple[int, Any]]) -> None:
         """Report the messages of one peer as they come (gloo's requests can be waited for, not polled)."""
@@ -232,10 +236,10 @@ class _RankRun:
             part = _shape(problem.dtype.torch, problem.num_heads_kv, self.view.kv_tiles[index].rows, problem.head_dim)
             return part, part
         tile = self.view.q_tiles[index if space == Space.Q else self.view.states[index].q_tile]
+        block = (tile.num_heads, tile.rows, problem.head_dim)
         if space == Space.Q:
-            return _shape(problem.dtype.torch, tile.num_heads, tile.rows, problem.head_dim), _shape(torch.float32, 0)
-        exchange = self.buffers.exchange_dtype()
-        return _shape(exchange, tile.num_heads, tile.rows, problem.head_dim), _shape(torch.float32, tile.num_heads, tile.rows)
+            return _shape(problem.dtype.torch, *block), _shape(torch.float32, 0)
+        return _shape(self.buffers.exchange_dtype(), *block), _shape(torch.float32, *block[:2])
 
     def _take_arrivals(self, block: bool) -> None:
         """Land everything that has come; with ``block``, wait for one arrival at least."""

@@ -1,4 +1,4 @@
-"""Durations for the event core: hostile ones that sample interleavings from a seed, and a cost model for the simulator."""
+"""Durations for the event core: hostile ones that sample interleavings from a seed, and a cost model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What one rank holds while a plan runs, and the three things tasks do to it: land, compute, reduce.
 
-Every access is checked against what has happened so far, so that a wrong plan ends in a ``ScheduleError`` that names the
-task rather than in wrong numbers. Buffers start as NaN for the same reason.
+Every access is checked against what has happened so far, so that a wrong plan ends in a ``ScheduleError`` that names
+the task rather than in wrong numbers. Buffers start as NaN for the same reason.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RankBuffers:
     # -- Transfers
 
     def payload(self, space: int, index: int, begin: float, reader: int, task: str) -> tuple[Tensor, Tensor]:
-        """What a peer pulls, as (k, v), (q, nothing) or (out, lse) of the exchange dtype. Raises if it is not here yet."""
+        """What a peer pulls: (k, v), (q, nothing), or (out, lse) with out in the exchange dtype. Raises if not here."""
         times = {Space.KV: self.kv_time, Space.Q: self.q_time, Space.STATE: self.state_time}[Space(space)]
         if not 0 <= index < len(times) or times[index] > begin:
             raise ScheduleError(reader, task, f"reads item {index} of rank {self.rank} before it is there")
@@ -135,10 +135,11 @@ class RankBuffers:
             merged = state if merged is None else combine(*merged, *state)
         if merged is None:
             raise self._error("reductions", reduction_idx, "combines no state")
+        out, lse = merged
         if reduction.target_space == Space.OUT:
-            self._merge_out(reduction.q_tile, *merged, 1, "reductions", reduction_idx)
+            self._merge_out(reduction.q_tile, out, lse, 1, "reductions", reduction_idx)
         else:
-            self._write_state(reduction.target, *merged, time, "reductions", reduction_idx)
+            self._write_state(reduction.target, out, lse, time, "reductions", reduction_idx)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """(out, lse) of this rank. Raises ``ScheduleError`` when a contribution is missing."""
@@ -158,7 +159,8 @@ class RankBuffers:
         own = row.local_hi - row.local_lo
         arrived = self.arrivals[row.sequence]
         if hi > own + min(len(arrived), row.num_arrivals):
-            raise self._error("rows", row_idx, f"read before ready: [{lo}, {hi}) with {len(arrived)} arrivals committed")
+            message = f"read before ready: [{lo}, {hi}) with {len(arrived)} arrivals committed"
+            raise self._error("rows", row_idx, message)
         local = range(row.local_lo + lo, row.local_lo + min(hi, own))
         return [*local, *arrived[max(lo - own, 0) : max(hi - own, 0)]]
 
@@ -251,7 +253,8 @@ class RankBuffers:
 
     def _write_state(self, index: int, out: Tensor, lse: Tensor, time: float, table: str, task: int) -> None:
         if self.states[index] is not None:
-            raise self._error(table, task, f"double contribution: state {self.view.states[index].state} is written twice")
+            message = f"double contribution: state {self.view.states[index].state} is written twice"
+            raise self._error(table, task, message)
         self.states[index], self.state_time[index] = (out, lse), time
 
     def exchange_dtype(self) -> torch.dtype:

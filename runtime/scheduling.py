@@ -72,16 +72,15 @@ class Schedule:
         return self.events[chosen]
 
 
-def schedule(
-    plan: Plan, profile: str = "random", seed: int = 0, num_comm: int = 2, num_compute: int = 4
-) -> Schedule:
+def schedule(plan: Plan, profile: str = "random", seed: int = 0, num_comm: int = 2, num_compute: int = 4) -> Schedule:
     """Sample one interleaving under hostile durations.
 
     It samples, it does not prove. Raises InvalidField for a bad profile or count, DeadlockError when the plan cannot
     finish, and ScheduleError when contributions or arrivals do not add up.
     """
     _check_counts(num_comm, num_compute)
-    return _run(plan, hostile_durations(plan, profile, seed, num_comm, num_compute), num_comm, num_compute, profile, seed)
+    durations = hostile_durations(plan, profile, seed, num_comm, num_compute)
+    return _run(plan, durations, num_comm, num_compute, profile, seed)
 
 
 def simulate(plan: Plan, cost: CostModel | None = None, num_comm: int = 16, num_compute: int = 116) -> Schedule:

@@ -61,7 +61,7 @@ def shard_tokens(plan: Plan, rank: int, x: Tensor) -> Tensor:
 
 
 def position_ids(plan: Plan, rank: int) -> Tensor:
-    """int64 [local tokens]: position of each local query in its sequence (query i of q_len, kv_len: i + kv_len - q_len)."""
+    """int64 [local tokens]: position of each local query among the keys of its sequence (i + kv_len - q_len)."""
     return shard_map(plan, rank).q_position.clone()
 
 
@@ -92,7 +92,7 @@ def unshard_lse(plan: Plan, lses: Sequence[Tensor], out: Tensor | None = None) -
 
 def _check_rows(name: str, x: Tensor, rows: int) -> None:
     if x.dim() < 1 or x.shape[0] != rows:
-        raise TensorError(name, "shape", tuple(x.shape), f"({rows}, ...)", "one row a token of the whole problem or shard")
+        raise TensorError(name, "shape", tuple(x.shape), f"({rows}, ...)", "one row a token of the problem or shard")
 
 
 def _check_ranks(plan: Plan, tensors: Sequence[Tensor]) -> None:

@@ -92,5 +92,5 @@ def apply_sink(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 def _same_base(a: AttentionState, b: AttentionState) -> None:
     if a.base != b.base:
         raise LseBaseError(
-            f"cannot combine an lse of base {a.base!r} with one of base {b.base!r}; convert first, e.g. with from_log2()"
+            f"cannot combine an lse of base {a.base!r} with one of base {b.base!r}; convert first, as from_log2() does"
         )

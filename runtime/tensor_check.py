@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ def check_local(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype
         raise TensorError(name, "shape", tuple(x.shape), f"{shape}, {LAYOUT} of this rank", _mixup(x.shape, shape))
 
 
-def check_kind(name: str, x: object, dtype: torch.dtype) -> None:
+def check_kind(name: str, x: Any, dtype: torch.dtype) -> None:
     """Raise TensorError unless ``x`` is a CPU tensor of this dtype."""
     if not isinstance(x, Tensor):
         raise TensorError(name, "type", type(x).__name__, "a torch tensor")
@@ -86,5 +88,5 @@ def _mixup(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
     return "tokens and heads are exchanged; pass x.transpose(-3, -2)"
 
 
-def _kind(x: object) -> str:
+def _kind(x: Any) -> str:
     return f"{x.dtype} on {x.device}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,4 +1,4 @@
-"""Attention of a few query rows over a few keys, in fp32: the arithmetic that every CPU way of running a plan shares."""
+"""Attention of a few query rows over a few keys, in fp32: the arithmetic that all CPU worlds share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from torch import Tensor
 
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, first_head: int, group: int, scale: float, softcap: float | None, hidden: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    first_head: int,
+    group: int,
+    scale: float,
+    softcap: float | None,
+    hidden: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of query heads ``first_head ..`` over some keys.
 
