@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from liquidcp_compiler.ir.graph import TaskGraph, owned_matrix
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.ir.layout import Space
+from liquidcp_compiler.ir.memo import once_a_graph
 from liquidcp_compiler.ir.tasks import TaskKind
 
 FRONT, BACK = 0, 1
@@ -49,6 +50,7 @@ class ArrivalClasses:
         return np.where(back, BACK, FRONT)
 
 
+@once_a_graph
 def arrival_classes(graph: TaskGraph) -> ArrivalClasses:
     """Arrival classes of a placed or planned graph, from its compute rows and tile owners."""
     t, tiles = graph.tasks, graph.kv_tiles

@@ -6,6 +6,7 @@ An interval is half open: [lo, hi). Row i of a table owns entries ptr[i]:ptr[i+1
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,20 +41,26 @@ class AccessTable:
     @classmethod
     def from_rows(cls, num_rows: int, row: IntArray, space: NDArray, lo: IntArray, hi: IntArray) -> AccessTable:
         """Entries in any order, sorted (stably) into their rows."""
-        order = np.argsort(row, kind="stable")
+        order = sort_by(as_int(row))
         ptr = np.zeros(num_rows + 1, np.int64)
         np.cumsum(np.bincount(row, minlength=num_rows), out=ptr[1:])
         return cls(ptr, np.asarray(space, np.uint8)[order], as_int(lo)[order], as_int(hi)[order])
 
-    @property
+    @cached_property
     def row(self) -> IntArray:
         """Row of every entry."""
         return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
 
+    @cached_property
+    def _by_space(self) -> dict[int, tuple[IntArray, IntArray, IntArray]]:
+        return {}
+
     def of_space(self, space: int) -> tuple[IntArray, IntArray, IntArray]:
         """(row, lo, hi) of the entries in one space, in row order."""
-        keep = self.space == space
-        return self.row[keep], self.lo[keep], self.hi[keep]
+        if space not in self._by_space:
+            keep = np.flatnonzero(self.space == space)
+            self._by_space[space] = self.row[keep], self.lo[keep], self.hi[keep]
+        return self._by_space[space]
 
     def take(self, rows: IntArray) -> AccessTable:
         """The table of the given rows, in the given order (rows may repeat)."""
@@ -102,6 +109,13 @@ def merge_sorted(row: IntArray, lo: IntArray, hi: IntArray) -> tuple[IntArray, I
     return row[first], lo[first], hi[last]
 
 
+def sort_by(key: IntArray) -> IntArray:
+    """Stable order of an integer key; the identity if it is sorted already, which is the usual case."""
+    if len(key) < 2 or bool((key[1:] >= key[:-1]).all()):
+        return np.arange(len(key), dtype=np.int64)
+    return np.argsort(key, kind="stable")
+
+
 def ptr_of(row: IntArray, num_rows: int) -> IntArray:
     """CSR pointer of sorted row numbers."""
     return np.concatenate(([0], np.cumsum(np.bincount(row, minlength=num_rows)))).astype(np.int64)
@@ -109,7 +123,7 @@ def ptr_of(row: IntArray, num_rows: int) -> IntArray:
 
 def rank_in_group(key: IntArray) -> IntArray:
     """For each element its place among the earlier elements of the same key (0, 1, …)."""
-    order = np.argsort(key, kind="stable")
+    order = sort_by(key)
     sorted_key = key[order]
     start = np.ones(len(key), bool)
     start[1:] = sorted_key[1:] != sorted_key[:-1]

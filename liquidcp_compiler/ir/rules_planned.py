@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from liquidcp_compiler.ir.arrivals import arrival_classes
-from liquidcp_compiler.ir.dependencies import ItemIndex, Queues, producers, read_intervals, run_order, write_items
+from liquidcp_compiler.ir.dependencies import items_of, queues_of, run_order
 from liquidcp_compiler.ir.graph import TaskGraph, format_items
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.ir.layout import Formation, Space
@@ -18,21 +18,21 @@ Findings = Iterator[tuple[int, str]]
 
 def pulled_once(graph: TaskGraph) -> Findings:
     """A rank pulls a tile or state at most once, and never one that it holds."""
-    index = ItemIndex(graph)
-    task, item = write_items(graph, index)
-    count = np.bincount(item, minlength=index.total)
+    items = items_of(graph)
+    task, item = items.write_task, items.write_item
+    count = np.bincount(item, minlength=items.total)
     for i in np.flatnonzero(count > 1)[:1]:
         yield int(task[item == i][1]), f"its rank gets the same thing {count[i]} times"
-    held = index.owned(graph)[item]
+    held = items.owned[item]
     for i in np.flatnonzero(held)[:1]:
         yield int(task[i]), "its rank owns that already"
 
 
 def source_holds_item(graph: TaskGraph) -> Findings:
     """A transfer reads what its peer owns, or what a task of the peer writes."""
-    index = ItemIndex(graph)
-    there = index.owned(graph) | (producers(graph, index) >= 0)
-    task, lo, hi = read_intervals(graph, index)
+    items = items_of(graph)
+    there = items.owned | (items.producer >= 0)
+    task, lo, hi = items.read_task, items.read_lo, items.read_hi
     pull = graph.tasks.kind[task] == TaskKind.TRANSFER
     prefix = np.concatenate(([0], np.cumsum(there)))
     missing = pull & (prefix[hi] - prefix[lo] < hi - lo)
@@ -42,28 +42,19 @@ def source_holds_item(graph: TaskGraph) -> Findings:
 
 def reads_available(graph: TaskGraph) -> Findings:
     """Every read is owned or written on its rank, and the dependencies have no cycle."""
-    done, available = run_order(graph)
-    left = np.flatnonzero(~done)
+    left = np.flatnonzero(~run_order(graph))
     if not len(left):
         return
-    index = ItemIndex(graph)
-    there = index.owned(graph) | (producers(graph, index) >= 0)
-    task, lo, hi = read_intervals(graph, index)
+    items = items_of(graph)
+    there = items.owned | (items.producer >= 0)
+    task, lo, hi = items.read_task, items.read_lo, items.read_hi
     lost = np.concatenate(([0], np.cumsum(~there)))
     missing = lost[hi] - lost[lo] > 0
     for e in np.flatnonzero(missing)[:1]:
-        yield int(task[e]), f"it reads {_first_missing(graph, index, there, int(lo[e]), int(hi[e]))}, which nothing writes there"
+        first = int(lo[e]) + int(np.flatnonzero(~there[lo[e] : hi[e]])[0])
+        yield int(task[e]), f"it reads {items.describe(first)}, which nothing writes there"
         return
     yield int(left[0]), "it waits for tasks that wait for it"
-
-
-def _first_missing(graph: TaskGraph, index: ItemIndex, there: np.ndarray, lo: int, hi: int) -> str:
-    flat = lo + int(np.flatnonzero(~there[lo:hi])[0])
-    for space in (Space.STATE, Space.KV, Space.Q):
-        if flat >= index.bases[space] and index.counts[space]:
-            rank, item = divmod(flat - index.bases[space], index.counts[space])
-            return f"{space.name.lower()} {item} on rank {rank}"
-    return f"item {flat}"
 
 
 def no_deadlock(graph: TaskGraph) -> Findings:
@@ -71,7 +62,7 @@ def no_deadlock(graph: TaskGraph) -> Findings:
 
     Dependencies plus each queue's successor edges are acyclic (see :func:`run_order`).
     """
-    done, _ = run_order(graph, Queues(graph))
+    done = run_order(graph, queues_of(graph))
     for i in np.flatnonzero(~done)[:1]:
         yield int(i), "it can wait for ever: with one CTA a queue, the queues' order blocks what it needs"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from liquidcp_compiler.ir.arrivals import arrival_classes
-from liquidcp_compiler.ir.dependencies import ItemIndex, producers, read_intervals
+from liquidcp_compiler.ir.dependencies import Items, items_of
 from liquidcp_compiler.ir.graph import SyncedGraph, format_items
 from liquidcp_compiler.ir.intervals import IntArray, expand
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
@@ -35,36 +36,43 @@ def signals_are_set(graph: SyncedGraph) -> Findings:
 
 def reads_are_waited_for(graph: SyncedGraph) -> Findings:
     """Each read of something that a task writes has a wait for that item's signal, set by that task."""
-    s, t = graph.signals, graph.tasks
-    index = ItemIndex(graph)
-    producer = producers(graph, index)
-    task, lo, hi = read_intervals(graph, index)
+    s, t, items = graph.signals, graph.tasks, items_of(graph)
+    task, lo, hi = items.read_task, items.read_lo, items.read_hi
     counted = (t.formation[task] == Formation.READY) & (t.reads.space == Space.KV)
-    size = hi - lo
-    consumer, item = np.repeat(task[~counted], size[~counted]), expand(lo[~counted], hi[~counted])
-    written = producer[item] >= 0
+    consumer, item = np.repeat(task[~counted], (hi - lo)[~counted]), expand(lo[~counted], hi[~counted])
+    written = items.producer[item] >= 0
     consumer, item = consumer[written], item[written]
     big = max(len(s), 1)
-    waits = np.unique(s.wait_task * big + s.wait_signal)
-    of_item = _signal_of_item(graph, index)
-    have = (of_item[item] >= 0) & np.isin(consumer * big + of_item[item], waits)
+    waits, sets = s.wait_task * big + s.wait_signal, s.set_task * big + s.set_signal
+    if (np.diff(waits) < 0).any() or (np.diff(sets) < 0).any():
+        yield -1, "waits and sets must be sorted by task and signal"
+        return
+    of_item = _signal_of_item(graph, items)
+    have = (of_item[item] >= 0) & _contains(waits, consumer * big + of_item[item])
     for i in np.flatnonzero(~have)[:1]:
         what = format_items(graph.task(int(consumer[i])).reads)
         yield int(consumer[i]), f"it reads {what} without a wait for all of it"
-    sets = np.unique(s.set_task * big + s.set_signal)
-    made = np.flatnonzero((producer >= 0) & (of_item >= 0))
-    unset = ~np.isin(producer[made] * big + of_item[made], sets)
+    made = np.flatnonzero((items.producer >= 0) & (of_item >= 0))
+    unset = ~_contains(sets, items.producer[made] * big + of_item[made])
     for i in made[np.flatnonzero(unset)[:1]]:
-        yield int(producer[i]), f"it does not set {signal_name(graph, int(of_item[i]))}"
+        yield int(items.producer[i]), f"it does not set {signal_name(graph, int(of_item[i]))}"
     yield from _ready_waits(graph, waits, big)
     yield from _pulls_wait(graph, waits, big)
 
 
-def _signal_of_item(graph: SyncedGraph, index: ItemIndex) -> IntArray:
+def _contains(table: IntArray, values: IntArray) -> NDArray[np.bool_]:
+    """Which values a sorted table holds."""
+    if not len(table):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(table, values), len(table) - 1)
+    return table[at] == values
+
+
+def _signal_of_item(graph: SyncedGraph, items: Items) -> IntArray:
     s = graph.signals
-    out = np.full(index.total, -1, np.int64)
+    out = np.full(items.total, -1, np.int64)
     own = np.flatnonzero(s.space != Space.NONE)
-    out[index.flat(s.space[own], s.rank[own], s.item[own])] = own
+    out[items.flat(s.space[own], s.rank[own], s.item[own])] = own
     return out
 
 
@@ -76,7 +84,7 @@ def _ready_waits(graph: SyncedGraph, waits: IntArray, big: int) -> Findings:
     p = np.flatnonzero(s.kind == SignalKind.PREFIX)
     prefix[s.rank[p] * classes.num_sequences + s.item[p]] = p
     task, signal, value = classes.task[keep], prefix[classes.key[keep]], classes.remote[keep]
-    have = (signal >= 0) & np.isin(task * big + signal, waits)
+    have = (signal >= 0) & _contains(waits, task * big + signal)
     for i in np.flatnonzero(~have)[:1]:
         yield int(task[i]), "it does not wait for the prefix of its sequence"
     at = np.searchsorted(s.wait_task * big + s.wait_signal, task[have] * big + signal[have])
@@ -92,9 +100,11 @@ def _pulls_wait(graph: SyncedGraph, waits: IntArray, big: int) -> Findings:
     ready[s.rank[r]] = r
     row, _, _ = t.reads.of_space(Space.STATE)
     pulls = np.flatnonzero(t.kind == TaskKind.TRANSFER)
-    pulls = pulls[~np.isin(pulls, row)]
+    of_state = np.zeros(len(t), bool)
+    of_state[row] = True
+    pulls = pulls[~of_state[pulls]]
     signal = ready[t.peer[pulls]]
-    have = (signal >= 0) & np.isin(pulls * big + signal, waits)
+    have = (signal >= 0) & _contains(waits, pulls * big + signal)
     for i in np.flatnonzero(~have)[:1]:
         yield int(pulls[i]), f"it pulls an input without waiting for READY of rank {t.peer[pulls[i]]}"
 

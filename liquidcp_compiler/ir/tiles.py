@@ -97,13 +97,15 @@ def slots_in_order(rank: IntArray) -> IntArray:
     return np.where(rank == REPLICATED, -1, rank_in_group(rank))
 
 
-def contiguous_tiles(lengths: IntArray, tile: int) -> tuple[IntArray, IntArray, IntArray]:
-    """(sequence, position, rows) of the tiles of sequences cut every ``tile`` tokens; the last one may be partial."""
-    counts = -(-lengths // tile)
+def contiguous_tiles(lengths: IntArray, tile: int | IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """(sequence, position, rows) of the tiles of sequences cut every ``tile`` tokens (one size, or one a sequence); the
+    last one may be partial."""
+    size = np.broadcast_to(np.asarray(tile, np.int64), lengths.shape)
+    counts = -(-lengths // size)
     sequence = np.repeat(np.arange(len(lengths)), counts)
     index = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
-    position = index * tile
-    return sequence, position, np.minimum(tile, lengths[sequence] - position)
+    position = index * size[sequence]
+    return sequence, position, np.minimum(size[sequence], lengths[sequence] - position)
 
 
 def shard_lengths(lengths: IntArray, group: int, interleave: int) -> IntArray:

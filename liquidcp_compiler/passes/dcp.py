@@ -25,7 +25,7 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
 
     Query heads are divided over the ranks; the history of every request is token-interleaved over them; the new tokens
     lie on every rank (or, with ``new_kv = "in_cache"``, in the interleaved cache). A query tile is one rank's heads of
-    up to 16 tokens of a request. Each rank attends from all query tiles to its own shard of the history.
+    up to 16 tokens of a request (of a longer query: as many as an attention task's 128 rows hold). Each rank attends from all query tiles to its own shard of the history.
 
     before:  a request's chunk region and history region
     after:   two ranks: a chunk compute and a final reduction a query tile on its owner; on each rank with history
@@ -33,7 +33,7 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
 
     Fields:
         tile: tokens of a KV tile.
-        block_tokens: query tokens of a query tile; fewer where a rank holds more than 8 heads.
+        block_tokens: query tokens of a query tile; fewer where a rank holds more than 8 heads, more in long queries.
 
     Raises InvalidField if the number of ranks does not divide the query heads.
     """
@@ -70,9 +70,10 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
     def _query_tiles(self, problem: DecodeProblem, world: int) -> tuple[TileTable, IntArray]:
         """Query tiles by (request, rank, token), and for each the task group (within its request) it belongs to."""
         heads = problem.num_heads_q // world
-        block = max(1, min(self.block_tokens, ROWS_PER_TASK // heads))
         lengths = problem.q_lengths
-        sequence, position, rows = contiguous_tiles(np.repeat(lengths, world), block)
+        most = max(1, ROWS_PER_TASK // heads)
+        block = np.where(lengths > self.block_tokens, most, min(self.block_tokens, most))
+        sequence, position, rows = contiguous_tiles(np.repeat(lengths, world), np.repeat(block, world))
         request, rank = sequence // world, sequence % world
         tiles = TileTable.make(
             sequence=request, position=position, rows=rows, rank=rank, head=rank * heads, num_heads=heads

@@ -9,9 +9,9 @@ import numpy as np
 
 from liquidcp_compiler.errors import PassError
 from liquidcp_compiler.ir.arrivals import arrival_classes
-from liquidcp_compiler.ir.dependencies import SPACES, ItemIndex, producers
+from liquidcp_compiler.ir.dependencies import SPACES, items_of
 from liquidcp_compiler.ir.graph import PlannedGraph, SignalTable, SyncedGraph
-from liquidcp_compiler.ir.intervals import IntArray, expand
+from liquidcp_compiler.ir.intervals import IntArray, expand, sort_by
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.tasks import TaskKind
 from liquidcp_compiler.passes.base import Pass, PassContext
@@ -41,8 +41,8 @@ class _Signals:
     """Numbers the signals of one graph and lists their waits and sets."""
 
     def __init__(self, graph: PlannedGraph) -> None:
-        self.graph, self.index = graph, ItemIndex(graph)
-        self.producer = producers(graph, self.index)
+        self.graph, self.index = graph, items_of(graph)
+        self.producer = self.index.producer
         self.num_sequences = max(graph.problem.num_sequences, 1)
         self.prefix_value = self._prefix_values()
         self.kind, self.rank, self.space, self.item, self.expected = self._number()
@@ -64,12 +64,13 @@ class _Signals:
         g = self.graph
         ranks = np.arange(g.world)
         pulls = g.tasks.kind == TaskKind.TRANSFER
-        readers = np.unique(g.tasks.peer[pulls] * g.world + g.tasks.rank[pulls]) // max(g.world, 1)
+        reads = np.zeros((g.world, g.world), bool)
+        reads[g.tasks.peer[pulls], g.tasks.rank[pulls]] = True
         none = np.full(g.world, Space.NONE)
         zero = np.zeros(g.world, np.int64)
         columns = [
             (np.full(g.world, SignalKind.READY), ranks, none, zero, zero + 1),
-            (np.full(g.world, SignalKind.DONE), ranks, none, zero, np.bincount(readers, minlength=g.world)),
+            (np.full(g.world, SignalKind.DONE), ranks, none, zero, reads.sum(axis=1)),
         ]
         key = np.flatnonzero(self.prefix_value > 0)
         columns.append(
@@ -78,7 +79,7 @@ class _Signals:
         )  # fmt: skip
         columns += [self._item_signals(space) for space in SPACES]
         stacked = [np.concatenate(c).astype(np.int64) for c in zip(*columns, strict=True)]
-        order = np.argsort(stacked[1], kind="stable")
+        order = sort_by(stacked[1])
         return tuple(c[order] for c in stacked)
 
     def _item_signals(self, space: Space) -> tuple[IntArray, ...]:
@@ -102,7 +103,8 @@ class _Signals:
         """The finished table."""
         waits = [np.concatenate(c) for c in zip(*self._waits(), strict=True)]
         sets = [np.concatenate(c) for c in zip(*self._sets(), strict=True)]
-        by_wait, by_set = np.lexsort((waits[1], waits[0])), np.lexsort((sets[1], sets[0]))
+        big = max(len(self.kind), 1)
+        by_wait, by_set = sort_by(waits[0] * big + waits[1]), sort_by(sets[0] * big + sets[1])
         return SignalTable(
             kind=self.kind,
             rank=self.rank,
@@ -131,16 +133,13 @@ class _Signals:
         """(task, signal, value) lists."""
         g, t = self.graph, self.graph.tasks
         of_item, ready, _, prefix = self._lookups()
-        row = t.reads.row
+        row, lo, hi = self.index.read_task, self.index.read_lo, self.index.read_hi
         pull = t.kind[row] == TaskKind.TRANSFER
-        where = np.where(pull, t.peer[row], t.rank[row])
-        lo = self.index.flat(t.reads.space, where, t.reads.lo)
         input_pull = pull & (t.reads.space != Space.STATE)
         yield row[input_pull], ready[t.peer[row[input_pull]]], np.ones(int(input_pull.sum()), np.int64)
         counted = (t.reads.space == Space.KV) & (t.formation[row] == Formation.READY)
         rest = ~input_pull & ~counted
-        size = t.reads.hi - t.reads.lo
-        task, signal = np.repeat(row[rest], size[rest]), of_item[expand(lo[rest], lo[rest] + size[rest])]
+        task, signal = np.repeat(row[rest], (hi - lo)[rest]), of_item[expand(lo[rest], hi[rest])]
         task, signal = task[signal >= 0], signal[signal >= 0]
         yield task, signal, np.ones(len(task), np.int64)
         classes = arrival_classes(g)
@@ -158,7 +157,7 @@ class _Signals:
         signal[lone] = prefix[t.rank[task[lone]] * self.num_sequences + sequence]
         yield task, signal
         pulls = np.flatnonzero(t.kind == TaskKind.TRANSFER)
-        pair = t.rank[pulls] * g.world + t.peer[pulls]
-        _, last = np.unique(pair[::-1], return_index=True)
-        last = pulls[::-1][last]
+        last = np.full(g.world * g.world, -1, np.int64)
+        last[t.rank[pulls] * g.world + t.peer[pulls]] = pulls
+        last = np.sort(last[last >= 0])
         yield last, done[t.peer[last]]

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liquidcp_compiler.ir.arrivals import ArrivalClasses
-from liquidcp_compiler.ir.dependencies import Queues
+from liquidcp_compiler.ir.dependencies import queues_of
 from liquidcp_compiler.ir.graph import SyncedGraph
-from liquidcp_compiler.ir.intervals import IntArray, expand
+from liquidcp_compiler.ir.intervals import IntArray, expand, sort_by
 from liquidcp_compiler.ir.layout import Formation, Space
 from liquidcp_compiler.ir.local_numbers import LocalNumbers
 from liquidcp_compiler.ir.plan import TABLE_DTYPES
@@ -19,10 +19,9 @@ Table = tuple[NDArray, NDArray]
 
 def _queue(graph: SyncedGraph, kind: TaskKind) -> IntArray:
     """Tasks of one kind by rank, in queue order."""
-    queues = Queues(graph)
-    order = queues.order
+    order = queues_of(graph).order
     rows = order[graph.tasks.kind[order] == kind]
-    return rows[np.argsort(graph.tasks.rank[rows], kind="stable")]
+    return rows[sort_by(graph.tasks.rank[rows])]
 
 
 def lower_transfers(graph: SyncedGraph, local: LocalNumbers, classes: ArrivalClasses) -> Table:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 
 from liquidcp_compiler.errors import InvalidField, PassError
-from liquidcp_compiler.ir.dependencies import Queues
+from liquidcp_compiler.ir.dependencies import queues_of
 from liquidcp_compiler.ir.graph import PlannedGraph
+from liquidcp_compiler.ir.intervals import sort_by
 from liquidcp_compiler.ir.layout import Role
 from liquidcp_compiler.ir.tasks import TaskKind
 from liquidcp_compiler.passes.base import Pass, PassContext
@@ -38,7 +38,7 @@ class Order(Pass[PlannedGraph, PlannedGraph]):
         if not isinstance(graph, PlannedGraph):
             raise PassError(self.name, f"needs a planned graph; this one is {graph.stage}")
         t = graph.tasks
-        queues = Queues(graph)
+        queues = queues_of(graph)
         history = (t.kind == TaskKind.COMPUTE) & (t.role == Role.HISTORY)
-        order = np.lexsort((history, queues.stage, queues.queue))
+        order = sort_by((queues.queue * 4 + queues.stage) * 2 + history)
         return graph.with_changes(tasks=t.take(order))
