@@ -138,7 +138,7 @@ class _Signals:
         input_pull = pull & (t.reads.space != Space.STATE)
         yield row[input_pull], ready[t.peer[row[input_pull]]], np.ones(int(input_pull.sum()), np.int64)
         counted = (t.reads.space == Space.KV) & (t.formation[row] == Formation.READY)
-        rest = ~input_pull & ~counted
+        rest = ~counted
         task, signal = np.repeat(row[rest], (hi - lo)[rest]), of_item[expand(lo[rest], hi[rest])]
         task, signal = task[signal >= 0], signal[signal >= 0]
         yield task, signal, np.ones(len(task), np.int64)

@@ -36,15 +36,15 @@ def lower_transfers(graph: SyncedGraph, local: LocalNumbers, classes: ArrivalCla
     rank, peer = t.rank[source], t.peer[source]
     rows = np.zeros(len(item), TABLE_DTYPES["transfers"])
     rows["space"], rows["peer"], rows["task"] = space, peer, source
-    rows["wait_signal"], rows["sequence"] = -1, -1
+    rows["sequence"] = -1
     for sp in (Space.Q, Space.KV, Space.STATE):
         here = space == sp
         rows["source"][here] = local.of(sp, peer[here], item[here])
         rows["target"][here] = local.of(sp, rank[here], item[here])
         rows["signal"][here] = local.signal_at(sp, rank[here], item[here])
-    state, kv = space == Space.STATE, space == Space.KV
-    rows["wait_signal"][state] = local.signal_at(Space.STATE, peer[state], item[state])
-    counted = kv & (rows["signal"] < 0)
+        # What the peer owns has no signal of its own: its READY covers it.
+        rows["wait_signal"][here] = local.signal_at(sp, peer[here], item[here])
+    counted = (space == Space.KV) & (rows["signal"] < 0)
     rows["sequence"][counted] = graph.kv_tiles.sequence[item[counted]]
     rows["arrival_class"][counted] = classes.class_of(rank[counted], item[counted])
     return rows, rank
