@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -104,6 +106,19 @@ class Plan:
             parts.append(data)
             offset += len(data)
         return header.tobytes() + b"".join(parts)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan to a file; it appears whole or not at all. Raises OSError."""
+        from liquidcp_compiler.ir.plan_file import save_plan
+
+        return save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file. Raises PlanError for one that is torn, changed, or of another version."""
+        from liquidcp_compiler.ir.plan_file import load_plan
+
+        return load_plan(path)
 
     def task_name(self, rank: int, table: str, index: int) -> str:
         """What a transfer, row or reduction is, in words: used by errors and timelines."""
