@@ -19,11 +19,61 @@ LAND, COMPUTE, REDUCE = 1, 2, 3
 # How a run ends.
 FINISHED, DEADLOCK, OVERFULL_PREFIX, OVERFULL_OUTPUT = 0, 1, 2, 3
 
+# The named tuples below stand in this file on purpose: numba notices a change of this file and compiles again, but not
+# one of a file that it imports, and it reads their fields by place.
+
 # What a CTA does next.
 TAKE_TRANSFER, WAIT_SOURCE, COPY_DONE, PUBLISH = 0, 1, 2, 3
 SCAN_ROWS, WAIT_INPUTS, COMPUTE_DONE = 10, 11, 12
 TAKE_REDUCTION, WAIT_STATES, REDUCE_DONE = 20, 21, 22
 EXITED = 30
+
+
+class CoreTables(NamedTuple):
+    """Inputs of the event core. ``*_start`` are int64 [world + 1]; the rest are int64 or bool, one entry a row.
+
+    A *word* is what a CTA can wait for: first the signals of all ranks, then one committed prefix a sequence row.
+    """
+
+    transfer_start: np.ndarray
+    row_start: np.ndarray
+    reduction_start: np.ndarray
+    transfer_peer: np.ndarray
+    transfer_wait: np.ndarray  #: word of the peer
+    transfer_signal: np.ndarray  #: word; -1: publish in the prefix
+    transfer_sequence: np.ndarray  #: sequence row; -1: none
+    transfer_back: np.ndarray  #: published only after all front arrivals
+    sequence_arrivals: np.ndarray
+    sequence_front: np.ndarray
+    row_q_lo: np.ndarray
+    row_q_hi: np.ndarray
+    row_sequence: np.ndarray
+    row_ready: np.ndarray
+    row_local_lo: np.ndarray
+    row_own: np.ndarray  #: own KV tiles of a ready row
+    row_arrivals: np.ndarray
+    row_tiles: np.ndarray
+    row_tau_min: np.ndarray
+    row_tau_max: np.ndarray
+    row_kv_list: np.ndarray
+    row_to_out: np.ndarray
+    row_target_list: np.ndarray
+    reduction_q_tile: np.ndarray
+    reduction_to_out: np.ndarray
+    reduction_target: np.ndarray  #: state
+    reduction_lo: np.ndarray
+    reduction_hi: np.ndarray
+    q_signal: np.ndarray
+    q_merge_count: np.ndarray
+    kv_signal: np.ndarray
+    state_signal: np.ndarray
+    q_list: np.ndarray  #: query tiles
+    kv_list: np.ndarray  #: KV tiles
+    target_list: np.ndarray  #: states
+    state_list: np.ndarray  #: states
+    word_expected: np.ndarray
+    ready_word: np.ndarray  #: [world]
+    done_word: np.ndarray  #: [world]
 
 
 class Durations(NamedTuple):
@@ -113,7 +163,7 @@ def _next_input(t, row, lo, hi, cursor):
     """The word of input number ``cursor`` of a task: its query tiles, then KV tiles; -2 when there is none left."""
     num_q = t.row_q_hi[row] - t.row_q_lo[row]
     if cursor < num_q:
-        return t.q_signal[t.row_q_lo[row] + cursor]
+        return t.q_signal[t.q_list[t.row_q_lo[row] + cursor]]
     logical = lo + cursor - num_q
     if logical >= hi:
         return -2
@@ -303,13 +353,14 @@ def simulate_core(t, d, world, num_comm, num_compute, max_events):
                 break
 
             elif phase == COMPUTE_DONE:
-                for q in range(t.row_q_lo[task], t.row_q_hi[task]):
+                for place in range(t.row_q_hi[task] - t.row_q_lo[task]):
+                    q = t.q_list[t.row_q_lo[task] + place]
                     if t.row_to_out[task]:
                         merged[q] += contribution(cta_lo[cta], cta_hi[cta])
                         if merged[q] > t.q_merge_count[q]:
                             status, fault_cta, fault_item = OVERFULL_OUTPUT, cta, q
                     else:
-                        state = t.target_list[t.row_target_list[task] + q - t.row_q_lo[task]]
+                        state = t.target_list[t.row_target_list[task] + place]
                         word = t.state_signal[state]
                         if word >= 0:
                             _bump(word, now, words, waiter_head, waiter_next, cta_threshold, heap, order)

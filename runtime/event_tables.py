@@ -6,59 +6,13 @@ this side, and reach it as plain arrays and flags.
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.plan import Plan
-
-
-class CoreTables(NamedTuple):
-    """Inputs of the event core. ``*_start`` are int64 [world + 1]; the rest are int64 or bool, one entry a row.
-
-    A *word* is what a CTA can wait for: first the signals of all ranks, then one committed prefix a sequence row.
-    """
-
-    transfer_start: np.ndarray
-    row_start: np.ndarray
-    reduction_start: np.ndarray
-    transfer_peer: np.ndarray
-    transfer_wait: np.ndarray  #: word of the peer
-    transfer_signal: np.ndarray  #: word; -1: publish in the prefix
-    transfer_sequence: np.ndarray  #: sequence row; -1: none
-    transfer_back: np.ndarray  #: published only after all front arrivals
-    sequence_arrivals: np.ndarray
-    sequence_front: np.ndarray
-    row_q_lo: np.ndarray
-    row_q_hi: np.ndarray
-    row_sequence: np.ndarray
-    row_ready: np.ndarray
-    row_local_lo: np.ndarray
-    row_own: np.ndarray  #: own KV tiles of a ready row
-    row_arrivals: np.ndarray
-    row_tiles: np.ndarray
-    row_tau_min: np.ndarray
-    row_tau_max: np.ndarray
-    row_kv_list: np.ndarray
-    row_to_out: np.ndarray
-    row_target_list: np.ndarray
-    reduction_q_tile: np.ndarray
-    reduction_to_out: np.ndarray
-    reduction_target: np.ndarray  #: state
-    reduction_lo: np.ndarray
-    reduction_hi: np.ndarray
-    q_signal: np.ndarray
-    q_merge_count: np.ndarray
-    kv_signal: np.ndarray
-    state_signal: np.ndarray
-    kv_list: np.ndarray  #: KV tiles
-    target_list: np.ndarray  #: states
-    state_list: np.ndarray  #: states
-    word_expected: np.ndarray
-    ready_word: np.ndarray  #: [world]
-    done_word: np.ndarray  #: [world]
+from liquidcp_runtime.event_core import CoreTables
 
 
 _CACHE: WeakKeyDictionary[Plan, CoreTables] = WeakKeyDictionary()
@@ -104,8 +58,8 @@ def _build(plan: Plan) -> CoreTables:
         transfer_back=transfers["arrival_class"] == 1,
         sequence_arrivals=column("sequences", "num_arrivals"),
         sequence_front=column("sequences", "num_front_arrivals"),
-        row_q_lo=index("rows", "q_lo", "q_tiles"),
-        row_q_hi=index("rows", "q_hi", "q_tiles"),
+        row_q_lo=index("rows", "q_lo", "q_list"),
+        row_q_hi=index("rows", "q_hi", "q_list"),
         row_sequence=index("rows", "sequence", "sequences"),
         row_ready=ready,
         row_local_lo=index("rows", "local_lo", "kv_tiles"),
@@ -126,6 +80,7 @@ def _build(plan: Plan) -> CoreTables:
         q_merge_count=column("q_tiles", "merge_count"),
         kv_signal=index("kv_tiles", "signal", "signals"),
         state_signal=index("states", "signal", "signals"),
+        q_list=shifted("q_list", plan.tables["q_list"], "q_tiles"),
         kv_list=shifted("kv_list", plan.tables["kv_list"], "kv_tiles"),
         target_list=shifted("target_list", plan.tables["target_list"], "states"),
         state_list=shifted("state_list", plan.tables["state_list"], "states"),
@@ -138,6 +93,14 @@ def _build(plan: Plan) -> CoreTables:
 def _rank_base(plan: Plan, name: str) -> np.ndarray:
     """The rank of every row of a table."""
     return np.repeat(np.arange(plan.world), np.diff(plan.offsets[name]))
+
+
+def row_q_tiles(tables: CoreTables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, place, query tile) of every query tile of every compute row; ``place`` counts within the row."""
+    count = tables.row_q_hi - tables.row_q_lo
+    row = np.repeat(np.arange(len(count)), count)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return row, place, tables.q_list[tables.row_q_lo[row] + place]
 
 
 def word_name(plan: Plan, word: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from liquidcp_compiler.errors import ScheduleError
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.plan import Plan
-from liquidcp_runtime.event_tables import CoreTables, core_tables, rank_of, word_name
+from liquidcp_runtime.event_tables import CoreTables, core_tables, rank_of, row_q_tiles, word_name
 from liquidcp_runtime.plan_ranges import SPACE_TABLES, check_ranges, ranks_of
 from liquidcp_runtime.scheduling import output_task
 
@@ -109,7 +109,8 @@ def _user_of(plan: Plan, rank: int, table: str, index: int) -> str:
     """The first task of a rank that reads an item; the item itself if none does."""
     rows, reductions = plan.table("rows", rank), plan.table("reductions", rank)
     if table == "q_tiles":
-        users = np.flatnonzero((rows["q_lo"] <= index) & (index < rows["q_hi"]))
+        q_list = plan.table("q_list", rank)
+        users = np.flatnonzero([index in q_list[r["q_lo"] : r["q_hi"]] for r in rows])
     elif table == "kv_tiles":
         kv_list, sequence = plan.table("kv_list", rank), plan.table("kv_tiles", rank)[index]["sequence"]
         static = [index in kv_list[r["kv_list"] :][: r["num_kv_tiles"]] for r in rows]
@@ -200,13 +201,10 @@ def _check_ready_rows(plan: Plan, tables: CoreTables) -> None:
         _fail(plan, "rows", bad, "its formation, target or query tiles are not set")
     ready = tables.row_ready
     q_sequence = plan.tables["q_tiles"]["sequence"] + plan.offsets["sequences"][ranks_of(plan, "q_tiles")]
-    changes = np.concatenate([[0], np.cumsum(q_sequence[1:] != q_sequence[:-1])]) if len(q_sequence) else q_sequence
-    if len(rows):
-        bad = (q_sequence[tables.row_q_lo] != tables.row_sequence) | (
-            changes[tables.row_q_lo] != changes[tables.row_q_hi - 1]
-        )
-        if bad.any():
-            _fail(plan, "rows", bad, "its query tiles are not all of its sequence")
+    row, _, q = row_q_tiles(tables)
+    np.logical_or.at(bad, row, q_sequence[q] != tables.row_sequence[row])
+    if bad.any():
+        _fail(plan, "rows", bad, "its query tiles are not all of its sequence")
     bad = ready & (tables.row_tiles != tables.row_own + tables.row_arrivals)
     if bad.any():
         _fail(plan, "rows", bad, "own tiles and arrivals do not add up to its KV tiles")
@@ -227,7 +225,7 @@ def _check_ready_tiles(plan: Plan, tables: CoreTables) -> None:
     if not len(ready):
         return
     q_tiles, kv_tiles, sequences = (plan.tables[n] for n in ("q_tiles", "kv_tiles", "sequences"))
-    last = q_tiles[tables.row_q_hi[ready] - 1]
+    last = q_tiles[tables.q_list[tables.row_q_hi[ready] - 1]]
     s = tables.row_sequence[ready]
     end = last["position"] + last["rows"]
     pointer, _, key_end = plan.problem.mask_bound.intervals(sequences["sequence"][s], np.maximum(end - 1, 0), end)
@@ -257,20 +255,19 @@ def _check_ready_tiles(plan: Plan, tables: CoreTables) -> None:
             _fail(plan, "transfers", bad, f"wrong arrival class: {reader} would read it, but sees none of its keys")
 
 
-def _row_states(tables: CoreTables) -> tuple[np.ndarray, np.ndarray]:
-    """(row, state) of every partial state that compute rows write."""
-    rows = np.flatnonzero(~tables.row_to_out)
-    count = tables.row_q_hi[rows] - tables.row_q_lo[rows]
-    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    row = np.repeat(rows, count)
-    return row, tables.target_list[tables.row_target_list[row] + place]
+def _row_states(tables: CoreTables) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(row, state, query tile) of every partial state that compute rows write."""
+    row, place, q = row_q_tiles(tables)
+    into_state = ~tables.row_to_out[row]
+    row, place, q = row[into_state], place[into_state], q[into_state]
+    return row, tables.target_list[tables.row_target_list[row] + place], q
 
 
 def _check_states(plan: Plan, tables: CoreTables) -> None:
     """Every own state is written by exactly one task, and everything that touches a state means its query tile."""
     states, pulled = plan.tables["states"], _pulled(plan, "states")
     state_q = states["q_tile"] + plan.offsets["q_tiles"][ranks_of(plan, "states")]
-    row, row_state = _row_states(tables)
+    row, row_state, row_q = _row_states(tables)
     into_state = np.flatnonzero(~tables.reduction_to_out)
     reduction_state = tables.reduction_target[into_state]
     written = np.bincount(np.concatenate([row_state, reduction_state]), minlength=len(states))
@@ -285,7 +282,6 @@ def _check_states(plan: Plan, tables: CoreTables) -> None:
         rank = rank_of(plan, "states", index)
         user = _user_of(plan, rank, "states", index - int(plan.offsets["states"][rank]))
         raise ScheduleError(rank, user, f"no task writes state {states['state'][index]}")
-    row_q = tables.row_q_lo[row] + np.arange(len(row)) - np.searchsorted(row, row)
     bad = np.zeros(len(plan.tables["rows"]), bool)
     bad[row] = state_q[row_state] != row_q
     if bad.any():
@@ -307,12 +303,10 @@ def _check_reduction_states(plan: Plan, tables: CoreTables, state_q: np.ndarray)
 
 def _check_merge_counts(plan: Plan, tables: CoreTables) -> None:
     q_tiles, pulled = plan.tables["q_tiles"], _pulled(plan, "q_tiles")
-    counts = np.zeros(len(q_tiles) + 1, np.int64)
-    out = tables.row_to_out
-    share = np.maximum(tables.row_tiles[out], 1)
-    np.add.at(counts, tables.row_q_lo[out], share)
-    np.add.at(counts, tables.row_q_hi[out], -share)
-    counts = np.cumsum(counts)[:-1]
+    counts = np.zeros(len(q_tiles), np.int64)
+    row, _, q = row_q_tiles(tables)
+    out = tables.row_to_out[row]
+    np.add.at(counts, q[out], np.maximum(tables.row_tiles[row[out]], 1))
     np.add.at(counts, tables.reduction_q_tile[tables.reduction_to_out], 1)
     wrong = (counts != q_tiles["merge_count"]) | (pulled != (q_tiles["merge_count"] == 0))
     if wrong.any():

@@ -23,7 +23,6 @@ _INDICES = (
     ("states", "signal", "signals", True),
     ("transfers", "signal", "signals", True),
     ("transfers", "sequence", "sequences", True),
-    ("rows", "q_lo", "q_tiles", False),
     ("rows", "sequence", "sequences", False),
     ("reductions", "q_tile", "q_tiles", False),
 )
@@ -54,7 +53,12 @@ def check_ranges(plan: Plan) -> None:
         bad = (lo[1] < 0) | (hi < lo[1]) | (hi > size)
         if bad.any():
             _range_error(plan, table, lo[0], bad)
-    for name, into in (("kv_list", "kv_tiles"), ("target_list", "states"), ("state_list", "states")):
+    for name, into in (
+        ("q_list", "q_tiles"),
+        ("kv_list", "kv_tiles"),
+        ("target_list", "states"),
+        ("state_list", "states"),
+    ):
         values, size = plan.tables[name], np.diff(plan.offsets[into])[ranks_of(plan, name)]
         if ((values < 0) | (values >= size)).any():
             raise PlanError(f"{name} holds an index outside {into}; make the plan again")
@@ -90,7 +94,7 @@ def _intervals(plan: Plan) -> list[tuple[str, tuple[str, np.ndarray], np.ndarray
     num_q = rows["q_hi"] - rows["q_lo"]
     always = np.ones(len(reductions), bool)
     return [
-        interval("rows", "q_lo", num_q, np.ones(len(rows), bool), "q_tiles"),
+        interval("rows", "q_lo", num_q, np.ones(len(rows), bool), "q_list"),
         interval("rows", "local_lo", rows["local_hi"] - rows["local_lo"], ready, "kv_tiles"),
         interval("rows", "kv_list", rows["num_kv_tiles"], static & (rows["num_kv_tiles"] > 0), "kv_list"),
         interval("rows", "target_list", num_q, to_state, "target_list"),

@@ -30,6 +30,7 @@ class RankView:
         self.rank = rank
         for name, row_type in _ROW_TYPES.items():
             setattr(self, name, [row_type._make(row) for row in plan.table(name, rank).tolist()])
+        self.q_list: list[int] = plan.table("q_list", rank).tolist()
         self.kv_list: list[int] = plan.table("kv_list", rank).tolist()
         self.target_list: list[int] = plan.table("target_list", rank).tolist()
         self.state_list: list[int] = plan.table("state_list", rank).tolist()

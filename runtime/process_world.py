@@ -312,7 +312,7 @@ class _RankRun:
     def _claimable(self, row_idx: int) -> int | None:
         """End of the interval that the row hands out now; None if its inputs are not here."""
         row, buffers = self.view.rows[row_idx], self.buffers
-        if any(buffers.q_time[i] == NEVER for i in range(row.q_lo, row.q_hi)):
+        if any(buffers.q_time[i] == NEVER for i in self.view.q_list[row.q_lo : row.q_hi]):
             return None
         if row.formation == Formation.READY and row.num_kv_tiles:
             lo, own = self.claimed[row_idx], row.local_hi - row.local_lo

@@ -10,6 +10,7 @@ from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.event_core import Durations
+from liquidcp_runtime.event_tables import core_tables, row_q_tiles
 
 #: name -> what it provokes
 PROFILES: dict[str, str] = {
@@ -84,17 +85,11 @@ def model_durations(plan: Plan, cost: CostModel, num_comm: int, num_compute: int
     p = plan.problem
     q_rows = _rows_by_heads(plan)
     head_blocks = q_rows / 128.0 * (p.head_dim / 128.0)
-    starts = plan.offsets["q_tiles"][:-1]
-
-    def per_q_tile(table: str, field: str) -> np.ndarray:
-        """Global query tile index of each row of a table."""
-        rank = np.repeat(np.arange(plan.world), np.diff(plan.offsets[table]))
-        return plan.tables[table][field] + starts[rank]
-
+    tables = core_tables(plan)
+    row, _, q = row_q_tiles(tables)
     rows, reductions = plan.tables["rows"], plan.tables["reductions"]
-    total = np.concatenate([[0.0], np.cumsum(head_blocks)])
-    work = total[per_q_tile("rows", "q_hi")] - total[per_q_tile("rows", "q_lo")]
-    rows_reduced = head_blocks[per_q_tile("reductions", "q_tile")]
+    work = np.bincount(row, head_blocks[q], minlength=len(rows))
+    rows_reduced = head_blocks[tables.reduction_q_tile]
     num_ctas = plan.world * (num_comm + num_compute)
     return Durations(
         transfer=cost.link_latency_us + transfer_bytes(plan) / cost.link_bytes_per_us,

@@ -112,7 +112,7 @@ class RankBuffers:
             if self.kv_time[tile] > begin:
                 raise self._error("rows", row_idx, f"read before ready: kv {self.view.kv_tiles[tile].tile}")
         k, v = self._gather(kv_tiles)
-        for i, q_idx in enumerate(range(row.q_lo, row.q_hi)):
+        for i, q_idx in enumerate(self.view.q_list[row.q_lo : row.q_hi]):
             if self.q_time[q_idx] > begin:
                 raise self._error("rows", row_idx, f"read before ready: q {self.view.q_tiles[q_idx].tile}")
             self._count_pairs(row_idx, q_idx, kv_tiles)

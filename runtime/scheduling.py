@@ -157,7 +157,8 @@ def _check_complete(plan: Plan, result: CoreResult) -> None:
 def output_task(plan: Plan, rank: int, q_tile: int) -> str:
     """The compute row, or else the reduction, that merges into the output of a query tile of a rank."""
     rows, reductions = plan.table("rows", rank), plan.table("reductions", rank)
-    into = (rows["target_space"] == Space.OUT) & (rows["q_lo"] <= q_tile) & (q_tile < rows["q_hi"])
+    q_list = plan.table("q_list", rank)
+    into = np.array([r["target_space"] == Space.OUT and q_tile in q_list[r["q_lo"] : r["q_hi"]] for r in rows], bool)
     if into.any():
         return plan.task_name(rank, "rows", int(np.flatnonzero(into)[0]))
     into = (reductions["target_space"] == Space.OUT) & (reductions["q_tile"] == q_tile)
