@@ -69,7 +69,7 @@ def scores_per_rank(plan: Plan) -> NDArray[np.float64]:
     listed = plan.tables["q_list"] + plan.offsets["q_tiles"][_rank_of_rows(plan, "q_list")]
     total, first = _running(height[listed]), plan.offsets["q_list"][rank]
     heights = total[first + rows["q_hi"]] - total[first + rows["q_lo"]]
-    return np.bincount(rank, heights * keys, minlength=plan.world)
+    return np.bincount(rank, heights * keys, minlength=plan.world).astype(np.float64)
 
 
 class _Arrivals:

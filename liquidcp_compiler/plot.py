@@ -138,7 +138,7 @@ def rank_colors(world: int) -> list[str]:
     from matplotlib.colors import hsv_to_rgb, to_hex
 
     values = [(i / world, 0.45 + 0.2 * (i % 2), 0.9 - 0.2 * (i % 3 == 1)) for i in range(world)]
-    return [to_hex(hsv_to_rgb(v)) for v in values]
+    return [to_hex(tuple(hsv_to_rgb(v).tolist())) for v in values]
 
 
 def _tiles(plan: Plan, table: str) -> NDArray:
