@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from liquidcp_compiler.ir.graph import TaskGraph, owned_matrix
 from liquidcp_compiler.ir.intervals import IntArray
-from liquidcp_compiler.ir.layout import Space
+from liquidcp_compiler.ir.layout import Role, Space
 from liquidcp_compiler.ir.memo import once_a_graph
 from liquidcp_compiler.ir.tasks import TaskKind
 
@@ -56,6 +56,8 @@ def arrival_classes(graph: TaskGraph) -> ArrivalClasses:
     t, tiles = graph.tasks, graph.kv_tiles
     num_sequences = max(graph.problem.num_sequences, 1)
     num_keys = graph.world * num_sequences
+    if not graph.problem.mask_bound.is_prefix_mask or not (t.role == Role.SELF).any():
+        return _no_classes(graph, num_sequences)
     row, lo, hi = t.reads.of_space(Space.KV)
     compute = t.kind[row] == TaskKind.COMPUTE
     row, lo, hi = row[compute], lo[compute], hi[compute]
@@ -66,7 +68,7 @@ def arrival_classes(graph: TaskGraph) -> ArrivalClasses:
     key = rank * num_sequences + tiles.sequence[lo] if len(lo) else rank
 
     start = np.searchsorted(tiles.sequence, np.arange(num_sequences))
-    legal = np.full(num_keys, bool(graph.problem.mask_bound.is_prefix_mask))
+    legal = np.ones(num_keys, bool)
     once = np.bincount(row, minlength=len(t))[row] == 1
     legal[key[~once | (lo != start[tiles.sequence[lo]] if len(lo) else once)]] = False
     legal[key[tiles.group[lo] != 1]] = False
@@ -84,6 +86,23 @@ def arrival_classes(graph: TaskGraph) -> ArrivalClasses:
         num_front=num_front,
         num_all=num_all,
         order_of=order,
+    )
+
+
+def _no_classes(graph: TaskGraph, num_sequences: int) -> ArrivalClasses:
+    """Where nothing can form by readiness: another mask, or a decode batch."""
+    none, zero = np.zeros(0, np.int64), np.zeros(graph.world * num_sequences, np.int64)
+    return ArrivalClasses(
+        num_sequences=num_sequences,
+        kv_sequence=graph.kv_tiles.sequence,
+        task=none,
+        key=none,
+        remote=none,
+        local=none,
+        prefix=zero > 0,
+        num_front=zero,
+        num_all=zero,
+        order_of=np.zeros((graph.world, len(graph.kv_tiles)), np.int64),
     )
 
 

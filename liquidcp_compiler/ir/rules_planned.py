@@ -81,7 +81,9 @@ def formation_legal(graph: TaskGraph) -> Findings:
         yield int(i), "a ready-formed compute merges into an output, not into states"
     classes = arrival_classes(graph)
     formed = ready[classes.task]
-    for i in classes.task[formed & ~classes.prefix[classes.key]][:1]:
+    lawful = np.zeros(len(t), bool)
+    lawful[classes.task[classes.prefix[classes.key]]] = True
+    for i in np.flatnonzero(ready & ~lawful)[:1]:
         yield int(i), "its pulled tiles are not a prefix of the arrivals of its sequence; it must form statically"
     count = np.bincount(classes.key, minlength=len(classes.prefix))
     some = np.bincount(classes.key[formed], minlength=len(classes.prefix))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -118,6 +119,7 @@ class _Signals:
             set_signal=sets[1][by_set],
         )
 
+    @cached_property
     def _lookups(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """(signal of each item or -1, READY of each rank, DONE of each rank, PREFIX of each key or -1)."""
         ids = np.arange(len(self.kind))
@@ -132,7 +134,7 @@ class _Signals:
     def _waits(self):
         """(task, signal, value) lists."""
         g, t = self.graph, self.graph.tasks
-        of_item, ready, _, prefix = self._lookups()
+        of_item, ready, _, prefix = self._lookups
         row, lo, hi = self.index.read_task, self.index.read_lo, self.index.read_hi
         pull = t.kind[row] == TaskKind.TRANSFER
         input_pull = pull & (t.reads.space != Space.STATE)
@@ -149,7 +151,7 @@ class _Signals:
     def _sets(self):
         """(task, signal) lists."""
         g, t = self.graph, self.graph.tasks
-        of_item, _, done, prefix = self._lookups()
+        of_item, _, done, prefix = self._lookups
         item = np.flatnonzero(self.producer >= 0)
         task, signal = self.producer[item], of_item[item]
         lone = signal < 0

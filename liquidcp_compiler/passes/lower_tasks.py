@@ -130,7 +130,7 @@ def _kv_list(
     kv_row, kv_lo, kv_hi = kv_row[static], kv_lo[static], kv_hi[static]
     row, tile = np.repeat(kv_row, kv_hi - kv_lo), expand(kv_lo, kv_hi)
     foreign = graph.kv_tiles.rank[tile] != rank[row]
-    order = np.lexsort((foreign, row))
+    order = sort_by(row * 2 + foreign)
     row, tile = row[order], tile[order]
     entries = local.of(Space.KV, rank[row], tile)
     counts = np.where(rows["formation"] == Formation.STATIC, rows["num_kv_tiles"], 0)

@@ -1,0 +1,1 @@
+"""Benchmarks: one command each; results with what produced them lie in ``results/``."""
