@@ -113,9 +113,9 @@ def run_order(graph: TaskGraph, queues: Queues | None = None) -> NDArray[np.bool
     items, n = items_of(graph), len(graph.tasks)
     available, done = items.owned.copy(), np.zeros(n, bool)
     size = items.read_hi - items.read_lo
-    prefix = np.zeros(items.total + 1, np.int64)
+    prefix = np.zeros(items.total + 1, np.int32)
     while True:
-        np.cumsum(available, out=prefix[1:])
+        np.cumsum(available, out=prefix[1:], dtype=np.int32)
         missing = prefix[items.read_hi] - prefix[items.read_lo] < size
         ready = np.ones(n, bool)
         ready[items.read_task[missing]] = False
@@ -127,6 +127,12 @@ def run_order(graph: TaskGraph, queues: Queues | None = None) -> NDArray[np.bool
         if done.all():
             return done
         available[items.write_item[done[items.write_task]]] = True
+
+
+@once_a_graph
+def done_by_queues(graph: TaskGraph) -> NDArray[np.bool_]:
+    """:func:`run_order` with the graph's own queues."""
+    return run_order(graph, queues_of(graph))
 
 
 @dataclass(frozen=True, eq=False)

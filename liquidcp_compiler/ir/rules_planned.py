@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from liquidcp_compiler.ir.arrivals import arrival_classes
-from liquidcp_compiler.ir.dependencies import items_of, queues_of, run_order
+from liquidcp_compiler.ir.dependencies import done_by_queues, items_of, run_order
 from liquidcp_compiler.ir.graph import TaskGraph, format_items
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.ir.layout import Formation, Space
@@ -42,7 +42,8 @@ def source_holds_item(graph: TaskGraph) -> Findings:
 
 def reads_available(graph: TaskGraph) -> Findings:
     """Every read is owned or written on its rank, and the dependencies have no cycle."""
-    left = np.flatnonzero(~run_order(graph))
+    # What ends with one CTA a queue ends without queues too.
+    left = np.flatnonzero(~run_order(graph)) if not done_by_queues(graph).all() else []
     if not len(left):
         return
     items = items_of(graph)
@@ -62,8 +63,7 @@ def no_deadlock(graph: TaskGraph) -> Findings:
 
     Dependencies plus each queue's successor edges are acyclic (see :func:`run_order`).
     """
-    done = run_order(graph, queues_of(graph))
-    for i in np.flatnonzero(~done)[:1]:
+    for i in np.flatnonzero(~done_by_queues(graph))[:1]:
         yield int(i), "it can wait for ever: with one CTA a queue, the queues' order blocks what it needs"
 
 
