@@ -19,14 +19,14 @@ LAND, COMPUTE, REDUCE = 1, 2, 3
 # How a run ends.
 FINISHED, DEADLOCK, OVERFULL_PREFIX, OVERFULL_OUTPUT = 0, 1, 2, 3
 
-# The named tuples below stand in this file on purpose: numba notices a change of this file and compiles again, but not
-# one of a file that it imports, and it reads their fields by place.
-
 # What a CTA does next.
-TAKE_TRANSFER, WAIT_SOURCE, COPY_DONE, PUBLISH = 0, 1, 2, 3
+TAKE_TRANSFER, WAIT_SOURCE, COPY_DONE = 0, 1, 2
 SCAN_ROWS, WAIT_INPUTS, COMPUTE_DONE = 10, 11, 12
 TAKE_REDUCTION, WAIT_STATES, REDUCE_DONE = 20, 21, 22
 EXITED = 30
+
+# The named tuples stand in this file on purpose: numba compiles again when this file changes, not when one that it
+# imports does, and it reads their fields by place.
 
 
 class CoreTables(NamedTuple):

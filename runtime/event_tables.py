@@ -14,7 +14,6 @@ from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.event_core import CoreTables
 
-
 _CACHE: WeakKeyDictionary[Plan, CoreTables] = WeakKeyDictionary()
 
 

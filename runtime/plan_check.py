@@ -39,7 +39,7 @@ def check_plan(plan: Plan) -> None:
     if plan.world:
         check_ranges(plan)
         tables = core_tables(plan)
-        _check_transfers(plan, tables)
+        _check_transfers(plan)
         _check_prefixes(plan, tables)
         _check_signals(plan, tables)
         _check_ready_rows(plan, tables)
@@ -55,7 +55,7 @@ def _fail(plan: Plan, table: str, bad: np.ndarray, message: str) -> NoReturn:
     raise ScheduleError(rank, plan.task_name(rank, table, index - int(plan.offsets[table][rank])), message)
 
 
-def _check_transfers(plan: Plan, tables: CoreTables) -> None:
+def _check_transfers(plan: Plan) -> None:
     transfers, rank = plan.tables["transfers"], ranks_of(plan, "transfers")
     if (transfers["peer"] == rank).any():
         _fail(plan, "transfers", transfers["peer"] == rank, "pulls from its own rank")
@@ -80,10 +80,13 @@ def _check_transfers(plan: Plan, tables: CoreTables) -> None:
         bad[chosen] = transfers["signal"][chosen] != rows["signal"][target]
         if bad.any():
             _fail(plan, "transfers", bad, "it does not set the signal that its readers wait for")
-        if space == Space.STATE:
-            bad[chosen] = tables.transfer_wait[chosen] != tables.state_signal[source]
-            if bad.any():
-                _fail(plan, "transfers", bad, "it does not wait for the signal of the state that it pulls")
+        # What the peer owns is covered by its READY; what it computes or pulls has a signal.
+        made_later = is_pulled[source] | (space == Space.STATE)
+        bad[chosen] = (transfers["wait_signal"][chosen] != rows["signal"][source]) | (
+            made_later & (transfers["wait_signal"][chosen] < 0)
+        )
+        if bad.any():
+            _fail(plan, "transfers", bad, "it does not wait for the signal of what it pulls")
 
 
 def _pulled(plan: Plan, table: str) -> np.ndarray:
