@@ -9,7 +9,7 @@ import numpy as np
 
 from liquidcp_compiler.errors import GraphError
 from liquidcp_compiler.ir.intervals import IntArray
-from liquidcp_compiler.ir.tiles import REPLICATED, TileTable
+from liquidcp_compiler.ir.tiles import TileTable
 
 
 class BuilderTiles:
@@ -19,9 +19,9 @@ class BuilderTiles:
     table is sorted like that.
     """
 
-    def __init__(self, word: str, lengths: IntArray, world: int, tile: int, num_heads: int) -> None:
+    def __init__(self, word: str, lengths: IntArray, tile: int, num_heads: int) -> None:
         self._word, self._lengths = word, lengths.tolist()
-        self._world, self._tile, self._num_heads = world, tile, num_heads
+        self._tile, self._num_heads = tile, num_heads
         self._rows: list[dict[str, int]] = []
         self._runs: list[tuple[int, int, int, int, int]] = []
 
@@ -36,10 +36,8 @@ class BuilderTiles:
         """Sequence of a tile."""
         return self._rows[tile]["sequence"]
 
-    def add(self, tokens: Any, rank: Any, sequence: Any, heads: Any = None) -> range:
-        """Cuts tokens [lo, hi) into tiles of one owner; their ids. Raises GraphError."""
-        if rank != REPLICATED:
-            rank = _index("rank", rank, self._world - 1)
+    def add(self, tokens: Any, rank: int, sequence: Any, heads: Any = None) -> range:
+        """Cuts tokens [lo, hi) into tiles of one rank (or REPLICATED); their ids. Raises GraphError."""
         sequence = _index("sequence", sequence, len(self._lengths) - 1)
         lo, hi = _pair("tokens", tokens, self._lengths[sequence])
         head, past = (0, self._num_heads) if heads is None else _pair("heads", heads, self._num_heads)

@@ -47,8 +47,8 @@ class GraphBuilder:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise GraphError(f"{name} is {value!r}; allowed: a whole number, 1 or more")
         self.problem, self.world, self.tile = problem, world, tile
-        self._q = BuilderTiles("q", problem.q_lengths, world, tile, problem.num_heads_q)
-        self._kv = BuilderTiles("kv", problem.kv_lengths_array, world, tile, problem.num_heads_kv)
+        self._q = BuilderTiles("q", problem.q_lengths, tile, problem.num_heads_q)
+        self._kv = BuilderTiles("kv", problem.kv_lengths_array, tile, problem.num_heads_kv)
         self._states: list[int] = []
         self._state_rank: list[int] = []
         self._tasks: list[dict[str, Any]] = []
@@ -59,11 +59,11 @@ class GraphBuilder:
         self, tokens: tuple[int, int] | range, *, rank: int, sequence: int = 0, heads: tuple[int, int] | None = None
     ) -> range:
         """Gives queries [lo, hi) of a sequence to a rank, cut into tiles; ``heads`` (lo, hi) if only some. Tile ids."""
-        return self._q.add(tokens, rank, sequence, heads)
+        return self._q.add(tokens, self._rank("rank", rank), sequence, heads)
 
     def own_kv(self, tokens: tuple[int, int] | range, *, rank: int, sequence: int = 0) -> range:
         """Gives keys [lo, hi) of a sequence to a rank, cut into tiles. Tile ids."""
-        return self._kv.add(tokens, rank, sequence)
+        return self._kv.add(tokens, self._rank("rank", rank), sequence)
 
     def own(self, tokens: tuple[int, int] | range, *, rank: int, sequence: int = 0) -> tuple[range, range]:
         """Gives queries and keys [lo, hi) of a sequence to a rank. Ids of the query tiles and of the KV tiles."""
@@ -76,7 +76,7 @@ class GraphBuilder:
     def transfer(
         self, *, src: int, dst: int, q: Items | None = None, kv: Items | None = None, state: Items | None = None
     ) -> None:
-        """Pulls query tiles, KV tiles or partial states from the rank that holds them: one task each."""
+        """Pulls query tiles, KV tiles or partial states from a rank that holds or pulled them: one task each."""
         given = {s: v for s, v in ((Space.Q, q), (Space.KV, kv), (Space.STATE, state)) if v is not None}
         if len(given) != 1:
             names = ", ".join(_WORDS[s] for s in given) or "nothing"
@@ -110,7 +110,7 @@ class GraphBuilder:
         Returns the id of the new state with ``into="state"``, else None.
         """
         rank = self._rank("rank", rank)
-        (tile,) = self._ids(Space.Q, operator.index(q))
+        tile = self._q_id(q)
         kv_ids = self._ids(Space.KV, kv)
         if not kv_ids:
             raise GraphError("kv is empty; allowed: one KV tile or more")
@@ -119,6 +119,10 @@ class GraphBuilder:
             raise GraphError(
                 f"kv {other[0]} is of sequence {self._kv.sequence(other[0])}; allowed: tiles of sequence "
                 f"{self._q.sequence(tile)}, which q {tile} belongs to"
+            )
+        if ready is not None and into != "out":
+            raise GraphError(
+                f"into is {into!r}; allowed with ready: out, since ready-formed tasks merge into the output"
             )
         formation = USUAL_FORMATION[TaskKind.COMPUTE] if ready is None else (Formation.READY, *_thresholds(ready))
         reads = [(Space.Q, tile, tile + 1), *_entries(Space.KV, sorted(kv_ids))]
@@ -136,7 +140,7 @@ class GraphBuilder:
         ids = self._ids(Space.STATE, states)
         if not ids:
             raise GraphError("states is empty; allowed: one state or more")
-        tile = self._states[ids[0]] if q is None else self._ids(Space.Q, operator.index(q))[0]
+        tile = self._states[ids[0]] if q is None else self._q_id(q)
         for i in ids:
             if self._states[i] != tile:
                 raise GraphError(f"state {i} is of q {self._states[i]}; allowed: states of q {tile}")
@@ -188,7 +192,10 @@ class GraphBuilder:
     def _rank(self, name: str, value: object) -> int:
         return _whole(name, value, self.world, "ranks")
 
-    def _ids(self, space: Space, items: Items | SupportsIndex) -> list[int]:
+    def _q_id(self, value: object) -> int:
+        return _whole("q", value, len(self._q), "q ids so far")
+
+    def _ids(self, space: Space, items: Items) -> list[int]:
         """The ids of one space that a call names; each must exist, and come once."""
         count = {Space.Q: len(self._q), Space.KV: len(self._kv), Space.STATE: len(self._states)}[space]
         ids = list(_flatten(_WORDS[space], items))
@@ -232,8 +239,8 @@ class GraphBuilder:
         holder, name = self._holder(space, item), f"{_WORDS[space]} {item}"
         if holder == REPLICATED:
             raise GraphError(f"{name} needs no transfer: every rank holds it")
-        if src != holder:
-            raise GraphError(f"src is {src}; allowed: {holder}, the rank that holds {name}")
+        if src != holder and (space, src, item) not in self._pulled:
+            raise GraphError(f"src is {src}; allowed: {holder}, which holds {name}, or a rank that pulled it before")
         if dst == holder:
             raise GraphError(f"dst is {dst}; allowed: any rank but {holder}, which holds {name} already")
         if (space, dst, item) in self._pulled:

@@ -117,7 +117,7 @@ def _tasks(graph: TaskGraph, signals: SignalTable | None) -> Iterator[str]:
         target = " -> " + format_items(writes[i]) if writes[i] else ""
         if kind == TaskKind.TRANSFER:
             line = f"%{i} transfer {format_items(reads[i])} from {peer} to {rank}"
-            target = target if writes[i] != reads[i] else ""
+            target = "" if writes[i] == reads[i] else target or " ->"
         else:
             word = "compute" if kind == TaskKind.COMPUTE else "reduce"
             line = " ".join(filter(None, (f"%{i} {word} @{rank}", format_items(reads[i]))))
