@@ -66,7 +66,7 @@ def run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 1
     except OSError as error:
         return _bad_input(f"{error.filename or 'file'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):

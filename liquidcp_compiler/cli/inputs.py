@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.ir.problem_fields import MISSING
 
 if TYPE_CHECKING:
     from liquidcp_compiler.ir.graph import SyncedGraph
@@ -47,7 +48,8 @@ class Work:
 
 def load_work(path: Path, world: int | None, placement: str | None, passes: str | None, deterministic: bool) -> Work:
     """The plan that a command works on. Raises LiquidCPError."""
-    from liquidcp_compiler.driver import check_world, compile_plan
+    from liquidcp_compiler.driver import compile_plan
+    from liquidcp_compiler.ir.author import author
     from liquidcp_compiler.ir.plan_file import is_plan_file
     from liquidcp_compiler.ir.problem import load_problem
     from liquidcp_compiler.passes.registry import parse_pipeline
@@ -56,21 +58,28 @@ def load_work(path: Path, world: int | None, placement: str | None, passes: str 
         return _saved(path, world, placement, passes, deterministic)
     problem = load_problem(path)
     if world is None:
-        raise InvalidField("--world", None, "a whole number of ranks", "Only a plan file says it itself")
-    try:
-        check_world(world)
-    except InvalidField as error:
-        raise InvalidField("--world", world, error.allowed) from None
+        raise InvalidField("--world", MISSING, "a whole number of ranks", "Only a plan file says it itself")
+    check_world_option(world)
     if passes is not None and (placement is not None or deterministic):
         raise InvalidField("--passes", passes, "nothing beside --placement or --deterministic: it says everything")
     done = compile_plan(
-        problem,
+        author(problem, loc=path.name),
         world,
         placement=None if placement is None else read_placement(placement),
         passes=None if passes is None else parse_pipeline(passes),
         deterministic=deterministic,
     )
     return Work(plan=done.plan, graph=done.graph, seconds=done.seconds)
+
+
+def check_world_option(world: int) -> None:
+    """Raises InvalidField, naming the option, for a number of ranks that is not allowed."""
+    from liquidcp_compiler.driver import check_world
+
+    try:
+        check_world(world)
+    except InvalidField as error:
+        raise InvalidField("--world", world, error.allowed) from None
 
 
 def read_placement(text: str):

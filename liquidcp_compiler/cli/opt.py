@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from liquidcp_compiler.cli.inputs import JsonOption, WorldOption
+from liquidcp_compiler.cli.inputs import JsonOption, WorldOption, check_world_option
 from liquidcp_compiler.cli.output import Output
 from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.ir.problem_fields import MISSING
 
 
 def opt(
@@ -23,7 +24,6 @@ def opt(
     as_json: JsonOption = False,
 ) -> None:
     """Read a graph's text, apply passes, verify, and print the text."""
-    from liquidcp_compiler.driver import check_world
     from liquidcp_compiler.ir.atomic_file import write_file
     from liquidcp_compiler.ir.graph import TaskGraph
     from liquidcp_compiler.ir.parser import parse_graph
@@ -40,11 +40,8 @@ def opt(
             raise InvalidField("--world", world, f"{before.world}, as the graph says")
         world = before.world
     if world is None:
-        raise InvalidField("--world", None, "a whole number of ranks, which an authored graph does not say itself")
-    try:
-        check_world(world)
-    except InvalidField as error:
-        raise InvalidField("--world", world, error.allowed) from None
+        raise InvalidField("--world", MISSING, "a whole number of ranks, which an authored graph does not say itself")
+    check_world_option(world)
     with out.working("applying passes"):
         after, seconds = Pipeline(passes=chosen).run(before, PassContext(world=world))
     text = print_graph(after)

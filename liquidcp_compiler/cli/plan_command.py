@@ -41,14 +41,16 @@ def plan_command(
     with out.working("planning"):
         work = load_work(problem, world, placement, passes, deterministic)
     data = report.summarize(work.plan) | {"seconds": work.seconds}
-    for line in report.summary_lines(work.plan):
-        out.line(line)
-    out.table(list(report.RANK_COLUMNS.values()), report.rank_cells(work.plan))
+    # Files first: an output that cannot be written is the only thing that is said then.
     if output is not None:
         data["plan_file"] = str(work.plan.save(output))
-        out.line(f"plan      {output}")
     if plot is not None:
         with out.working("drawing"):
             data["plot"] = str(save_figure(region_map(work.plan), plot))
-        out.line(f"picture   {plot}")
+    for line in report.summary_lines(work.plan):
+        out.line(line)
+    out.table(list(report.RANK_COLUMNS.values()), report.rank_cells(work.plan))
+    for label, name in (("plan", "plan_file"), ("picture", "plot")):
+        if name in data:
+            out.line(f"{label:<9} {data[name]}")
     out.result(data)
