@@ -42,6 +42,11 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
     tile: int = 128
     block_tokens: int = 16
 
+    def __post_init__(self) -> None:
+        for name in ("tile", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidField(name, getattr(self, name), "1 or more tokens")
+
     def apply(self, graph: AuthoredGraph, context: PassContext) -> PlacedGraph:
         if not isinstance(graph, AuthoredGraph):
             raise PassError(self.name, f"places authored graphs; this one is {graph.stage} already")

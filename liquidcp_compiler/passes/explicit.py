@@ -45,6 +45,10 @@ class Explicit(Pass[AuthoredGraph, PlacedGraph]):
     file: str = ""
     tile: int = 128
 
+    def __post_init__(self) -> None:
+        if self.tile < 1:
+            raise InvalidField("tile", self.tile, "1 or more tokens")
+
     def apply(self, graph: AuthoredGraph, context: PassContext) -> PlacedGraph:
         problem = prefill_problem(graph, self.name)
         places = [p if isinstance(p, SequencePlace) else SequencePlace(ranks=tuple(p)) for p in self._given()]

@@ -42,6 +42,8 @@ class ZigzagAll(Pass[AuthoredGraph, PlacedGraph]):
     kv_interleave: int = 0
 
     def __post_init__(self) -> None:
+        if self.tile < 1:
+            raise InvalidField("tile", self.tile, "1 or more tokens")
         if self.legality not in ("tile", "paper"):
             raise InvalidField("legality", self.legality, "tile, paper")
         if self.kv_interleave < 0:
