@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from liquidcp_compiler.ir.graph import (
     PlacedGraph,
     PlannedGraph,
     SignalTable,
+    Stage,
     SyncedGraph,
     TaskGraph,
 )
@@ -29,6 +33,14 @@ from liquidcp_compiler.ir.parser import parse_graph
 from liquidcp_compiler.ir.printer import print_graph, tile_runs
 from liquidcp_compiler.ir.problem import DecodeProblem, PrefillProblem, Problem
 from liquidcp_compiler.ir.tasks import Direction, TaskKind, TaskTable
+from liquidcp_compiler.ir.text_format import (
+    DIRECTION_WORDS,
+    FORMATION_WORDS,
+    KIND_WORDS,
+    ROLE_WORDS,
+    SIGNAL_WORDS,
+    SPACE_WORDS,
+)
 from liquidcp_compiler.ir.tiles import TileTable
 from liquidcp_compiler.passes.base import PassContext
 from liquidcp_compiler.passes.registry import parse_pipeline
@@ -386,3 +398,42 @@ def test_a_graph_of_each_stage_says_so() -> None:
         graph = p.apply(graph, PassContext(world=2))
         assert print_graph(graph).startswith(f"liquidcp-graph 1 {graph.stage}\n")
         assert type(parse_graph(print_graph(graph))) is type(graph)
+
+
+# --- docs/ir.md ----------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "ir.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_page_shows_what_the_passes_make() -> None:
+    graph: AnyGraph = author(PrefillProblem(lengths=(512,), num_heads_q=4, num_heads_kv=2), loc="")
+    texts = {"": print_graph(graph)}
+    for p in parse_pipeline("zigzag-all,insert-transfers,coalesce,order,insert-sync"):
+        graph = p.apply(graph, PassContext(world=2))
+        texts[p.name] = print_graph(graph)
+    shown = [block for block in blocks("text") if block.startswith("liquidcp-graph")]
+    assert shown == [texts[name] for name in ("", "zigzag-all", "order", "insert-sync")]
+
+
+def test_the_page_s_graph_by_hand_prints_what_it_says(tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    (tmp_path / "by_hand.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "by_hand.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.stderr, done.stdout) == ("", blocks("text")[-1])
+
+
+def test_the_page_s_grammar_has_every_word() -> None:
+    (grammar,) = blocks("ebnf")
+    words = set(re.findall(r'"([a-z-]+)"', grammar))
+    known = {*SPACE_WORDS, *ROLE_WORDS, *FORMATION_WORDS, *SIGNAL_WORDS, *KIND_WORDS, *DIRECTION_WORDS}
+    assert known | {str(stage) for stage in Stage} <= words

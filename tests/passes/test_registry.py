@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -111,3 +114,24 @@ def test_errors_name_the_field_and_list_what_there_is(text: str, field: str, all
 def test_one_pass_is_one_pass(text: str) -> None:
     with pytest.raises(InvalidField):
         pass_from_spec(text)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "passes.md").read_text()
+
+
+def test_the_page_lists_every_pass() -> None:
+    assert re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE) == list(PASSES)
+
+
+def test_the_page_s_pass_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (output,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "longest_first.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "longest_first.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.stderr, done.stdout) == ("", output)
