@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
+# One thread a test process, set before torch is imported: the tensors are small, and on a shared machine the threads of
+# two workers wait for each other (the length grid took 392 s with torch's default and takes 31 s so).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadlines: the first example of a property may compile something. In CI the same examples run each time.
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
