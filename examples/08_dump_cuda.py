@@ -27,17 +27,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{kernel.name}.cu"
         path.write_text(kernel.self_contained())
-        print(
-            f"{path.name}: {len(path.read_text().splitlines())} lines, nvcc -std=c++20 -arch=sm_80 -cubin compiles it"
-        )
+        lines = len(path.read_text().splitlines())
+        print(f"{path.name}: {lines} lines, which nvcc -std=c++20 -arch=sm_80 -cubin compiles")
 
     # NVRTC needs neither a toolkit nor a GPU.
     for arch in ("sm_80", "sm_90a"):
         compiled = compile_cubin(kernel.source, kernel.headers, arch)
         cost = resources(compiled.cubin)[kernel.name]
-        print(
-            f"{arch}: {cost.registers} registers, {kernel.smem_bytes} bytes of shared memory, {cost.local_bytes} local"
-        )
+        print(f"{arch}: {cost.registers} registers, {kernel.smem_bytes} bytes of shared memory, no spills")
         assert cost.spill_store_bytes == cost.spill_load_bytes == 0
 
     # Without a GPU the same plan runs in the interpreter.

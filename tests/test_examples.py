@@ -48,6 +48,21 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_readme_program_runs() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    assert names["out"].shape == names["q"].shape
+    assert names["lse"].shape == (8, 1078)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.slow
 def test_four_processes_run() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command.append(str(ROOT / "examples" / "09_four_processes.py"))
