@@ -108,8 +108,12 @@ class ProcessWorld:
         greeting[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         numbers = [torch.zeros_like(mine) for _ in range(self.world_size)]
         texts = [torch.zeros_like(greeting) for _ in range(self.world_size)]
-        dist.all_gather(numbers, mine, group=self.group)
-        dist.all_gather(texts, greeting, group=self.group)
+        for gathered, own in ((numbers, mine), (texts, greeting)):
+            try:
+                dist.all_gather(gathered, own, group=self.group)
+            except RuntimeError as failure:  # a peer died, or did not call run() within the group's own timeout
+                what = f"the greetings of all ranks ({failure})"
+                raise DeadlockError(self.rank, "entry", what, self.world_size, 1) from failure
         described = [bytes(t.tolist()).rstrip(b"\0").decode(errors="replace") for t in texts]
         for rank, other in enumerate(numbers):
             if not torch.equal(other[:3], numbers[0][:3]):

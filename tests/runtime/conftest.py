@@ -16,6 +16,12 @@ from liquidcp_compiler.ir.problem import DecodeProblem, PrefillProblem, Problem,
 HEADS: dict[str, Any] = {"num_heads_q": 4, "num_heads_kv": 2, "head_dim": 16, "dtype": "fp32"}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tensors here are small; threads of several test processes would only get into each other's way."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def prefill() -> Callable[..., PrefillProblem]:
     """prefill(*lengths, **fields): a small fp32 problem."""
