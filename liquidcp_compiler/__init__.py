@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from liquidcp_compiler.version import __version__ as __version__
 
 _HOME = {
     "plan": "driver",
@@ -40,7 +40,7 @@ _HOME = {
     "LiquidCPError": "errors",
 }
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

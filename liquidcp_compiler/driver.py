@@ -79,7 +79,9 @@ def compile_plan(
     pipeline = Pipeline(passes=chosen, verify=verify)
     synced, seconds = pipeline.run(graph, PassContext(world=world, workspace_limit=workspace_limit))
     if not isinstance(synced, SyncedGraph):
-        raise PassError(chosen[-1].name if chosen else "pipeline", f"ends {synced.stage}; the last pass must be insert-sync")
+        raise PassError(
+            chosen[-1].name if chosen else "pipeline", f"ends {synced.stage}; the last pass must be insert-sync"
+        )
     if synced.world != world:
         raise InvalidField("cp_size", world, f"{synced.world}, as the graph says")
     return Compiled(plan=lower(synced, pipeline.spec), graph=synced, seconds=seconds)

@@ -1,7 +1,7 @@
 """Every exception that LiquidCP raises on purpose.
 
-All of them derive from :class:`LiquidCPError`, so ``except LiquidCPError`` catches what a user can mend. A message names
-the field or task, the value that came, what is allowed, and what to do.
+All of them derive from :class:`LiquidCPError`, so ``except LiquidCPError`` catches what a user can mend. A message
+names the field or task, the value that came, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class InvalidField(LiquidCPError, ValueError):
     def __init__(self, field: str, value: object, allowed: str, hint: str = "") -> None:
         self.field, self.value, self.allowed, self.hint = field, value, allowed, hint
         shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        shown = shown if len(shown) <= 160 else shown[:110] + "..." + shown[-45:]
         super().__init__(f"{field} is {shown}; allowed: {allowed}" + (f". {hint}" if hint else ""))
 
 
@@ -29,7 +29,9 @@ class UnsupportedError(LiquidCPError, NotImplementedError):
 
     def __init__(self, option: str, value: object, supported: str, hint: str = "") -> None:
         self.option, self.value, self.supported = option, value, supported
-        super().__init__(f"{option} = {value!r} is not supported; supported: {supported}" + (f". {hint}" if hint else ""))
+        super().__init__(
+            f"{option} = {value!r} is not supported; supported: {supported}" + (f". {hint}" if hint else "")
+        )
 
 
 class MaskError(LiquidCPError, ValueError):

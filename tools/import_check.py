@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # What each layer may import of this project, by the longest prefix of the module's name.
-BASE = ("liquidcp_compiler.errors",)
+BASE = ("liquidcp_compiler.errors", "liquidcp_compiler.version")
 SHARED = (*BASE, "liquidcp_compiler.options")
 IR = (*SHARED, "liquidcp_compiler.ir")
 PASSES = (*IR, "liquidcp_compiler.passes")

@@ -29,11 +29,11 @@ from liquidcp_compiler.ir.layout import (
     Descriptor,
     MaskKind,
 )
+from liquidcp_compiler.version import __version__
 
 if TYPE_CHECKING:
     import jinja2
 
-VERSION = "0.1.0"
 CONFIG_HEADER = "liquidcp/generated/config.cuh"
 LAYOUT_HEADER = "liquidcp/generated/layout.cuh"
 _INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
@@ -83,7 +83,7 @@ def emit(spec: KernelSpec) -> GeneratedKernel:
         fp16=spec.dtype.value == "fp16",
         causal=spec.mask == MaskKind.CAUSAL,
     )
-    source = _template("kernel.cu.j2").render(spec=spec, version=VERSION, facts=_facts(spec))
+    source = _template("kernel.cu.j2").render(spec=spec, version=__version__, facts=_facts(spec))
     return GeneratedKernel(
         name=spec.name,
         source=source,

@@ -106,9 +106,7 @@ def _no_classes(graph: TaskGraph, num_sequences: int) -> ArrivalClasses:
     )
 
 
-def _two_classes(
-    key: IntArray, remote: IntArray, num_keys: int, legal: NDArray[np.bool_]
-) -> tuple[IntArray, IntArray]:
+def _two_classes(key: IntArray, remote: IntArray, num_keys: int, legal: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
     """(largest, smallest non-zero) remote count of each key; clears ``legal`` where there is a third."""
     num_all, num_front = np.zeros(num_keys, np.int64), np.full(num_keys, np.iinfo(np.int64).max)
     some = remote > 0

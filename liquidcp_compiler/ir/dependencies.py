@@ -17,7 +17,7 @@ from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.memo import once_a_graph
 from liquidcp_compiler.ir.tasks import TaskKind
 
-SPACES = (Space.Q, Space.KV, Space.STATE)
+SPACES: tuple[Space, ...] = (Space.Q, Space.KV, Space.STATE)
 
 
 @dataclass(frozen=True, eq=False)

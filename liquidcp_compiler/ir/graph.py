@@ -1,8 +1,8 @@
 """Graphs: one immutable type a stage.
 
-``AuthoredGraph`` says what attends to what. A placement makes a ``PlacedGraph`` of it: tiles with owners, and tasks with
-ranks whose reads may still be remote. ``insert-transfers`` makes a ``PlannedGraph``: every read is available on its
-rank. ``insert-sync`` makes a ``SyncedGraph``: with the signals that order the tasks at run time.
+``AuthoredGraph`` says what attends to what. A placement makes a ``PlacedGraph`` of it: tiles with owners, and tasks
+with ranks whose reads may still be remote. ``insert-transfers`` makes a ``PlannedGraph``: every read is available on
+its rank. ``insert-sync`` makes a ``SyncedGraph``: with the signals that order the tasks at run time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from liquidcp_compiler.ir.tiles import TileTable
 
 if TYPE_CHECKING:
     import networkx
+
+
+Later = TypeVar("Later", bound="TaskGraph")
 
 
 class Stage(StrEnum):
@@ -99,11 +102,11 @@ class TaskGraph:
         """Short name of a task, e.g. ``%12 transfer kv 3 from 1 to 0``."""
         return self.task(index).name
 
-    def with_changes(self, **changes) -> TaskGraph:
+    def with_changes(self, **changes) -> Self:
         """A copy with some fields replaced, of the same stage."""
         return replace(self, **changes)
 
-    def advance(self, stage_type: type[PlannedGraph], **changes) -> PlannedGraph:
+    def advance(self, stage_type: type[Later], **changes) -> Later:
         """The same graph as another stage's type."""
         own = {f.name: getattr(self, f.name) for f in fields(TaskGraph)}
         return stage_type(**(own | changes))

@@ -126,7 +126,7 @@ SEQUENCE = Descriptor(
     _i32(
         q_length="query rows of the whole sequence",
         kv_length="keys of the whole sequence; query i has position i + kv_length - q_length",
-        num_arrivals="KV tiles this rank pulls into the committed prefix of this sequence (0 if none forms by readiness)",
+        num_arrivals="KV tiles this rank pulls into this sequence's committed prefix (0 if none forms by readiness)",
         num_front_arrivals="how many of them must be committed before any other (needed by front-half queries)",
         arrival_base="first entry of this sequence in the arrival map (logical arrival -> physical KV tile)",
         sequence="index in the problem",
@@ -147,7 +147,7 @@ Q_TILE = Descriptor(
         head="first query head of the problem",
         num_heads="query heads held",
         signal="signal of this rank that says it has landed; -1 for own tiles",
-        merge_count="contributions its output needs: KV tiles merged by compute rows plus 1 a reduction; 0 if not finished here",
+        merge_count="contributions its output needs: KV tiles merged by rows, plus 1 a reduction; 0 on other ranks",
         tile="query tile of the graph",
         owner="rank whose output it is",
         pad0="0",
@@ -159,7 +159,7 @@ KV_TILE = Descriptor(
     "KvTileDesc",
     "kv_tiles",
     "A KV tile that this rank holds: its own ones first, in slot order, then pulled ones in transfer order.\n"
-    "Row j of the tile is key ((position + j) / interleave * group + phase) * interleave + (position + j) % interleave.",
+    "Row j of the tile is key (i / interleave * group + phase) * interleave + i % interleave, i = position + j.",
     _i32(
         token="first token: in the local KV tensor (own tile), or in the KV buffer (pulled tile)",
         rows="tokens",
@@ -213,7 +213,7 @@ ROW = Descriptor(
     "rows",
     "One compute row: query tiles x KV tiles under the mask, in queue order (all local heads).",
     _i32(
-        q_lo="first entry in `q_list` (which starts with 0, 1, 2, …: a run of tiles that lie together is its own interval)",
+        q_lo="first entry in `q_list` (it starts with 0, 1, 2, …: tiles that lie together are their own interval)",
         q_hi="one past the last entry",
         sequence="index in `sequences`",
         formation="Formation",

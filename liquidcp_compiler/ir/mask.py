@@ -119,15 +119,11 @@ class BlockSparse(Mask):
     def __post_init__(self) -> None:
         object.__setattr__(self, "block", whole_number("mask.block", self.block, minimum=1))
         if not isinstance(self.rows, (list, tuple)):
-            raise InvalidField(
-                "mask.rows", self.rows, "a list with one list of key block indices per query block"
-            )
+            raise InvalidField("mask.rows", self.rows, "a list with one list of key block indices per query block")
         rows = tuple(whole_numbers(f"mask.rows[{i}]", row) for i, row in enumerate(self.rows))
         for i, row in enumerate(rows):
             if any(a >= b for a, b in zip(row, row[1:], strict=False)):
-                raise InvalidField(
-                    f"mask.rows[{i}]", list(row), "key block indices in rising order, each once"
-                )
+                raise InvalidField(f"mask.rows[{i}]", list(row), "key block indices in rising order, each once")
         object.__setattr__(self, "rows", rows)
 
 

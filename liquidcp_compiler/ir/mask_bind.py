@@ -17,9 +17,7 @@ from liquidcp_compiler.ir.mask_bound import (
 )
 
 
-def bind_mask(
-    mask: Mask, lengths: tuple[int, ...], q_lengths: Int64Array, kv_lengths: Int64Array
-) -> BoundMask:
+def bind_mask(mask: Mask, lengths: tuple[int, ...], q_lengths: Int64Array, kv_lengths: Int64Array) -> BoundMask:
     """Bind ``mask`` to a batch. ``lengths``: the user's query lengths (documents of a shared prefix); the
     arrays: per sequence. Raises MaskError where the mask does not fit, or hides every pair.
     """
@@ -27,22 +25,16 @@ def bind_mask(
     if np.any((q_lengths > 0) & (kv_lengths > 0)):
         ptr = bound.intervals(np.arange(q_lengths.size), 0, q_lengths)[0]
         if ptr[-1] == 0:
-            raise MaskError(
-                f"mask {mask.type} hides every query-key pair of the batch; nothing is left to compute"
-            )
+            raise MaskError(f"mask {mask.type} hides every query-key pair of the batch; nothing is left to compute")
     return bound
 
 
 def _bind(mask: Mask, lengths: tuple[int, ...], q_lengths: Int64Array, kv_lengths: Int64Array) -> BoundMask:
     if isinstance(mask, SlidingWindow):
-        return WindowBoundMask(
-            mask=mask, q_lengths=q_lengths, kv_lengths=kv_lengths, left=mask.left, right=mask.right
-        )
+        return WindowBoundMask(mask=mask, q_lengths=q_lengths, kv_lengths=kv_lengths, left=mask.left, right=mask.right)
     if isinstance(mask, (Causal, Full)):
         right = 0 if isinstance(mask, Causal) else UNLIMITED
-        return WindowBoundMask(
-            mask=mask, q_lengths=q_lengths, kv_lengths=kv_lengths, left=UNLIMITED, right=right
-        )
+        return WindowBoundMask(mask=mask, q_lengths=q_lengths, kv_lengths=kv_lengths, left=UNLIMITED, right=right)
     if isinstance(mask, Document):
         return _bind_document(mask, q_lengths, kv_lengths)
     if isinstance(mask, SharedPrefix):
@@ -74,9 +66,7 @@ def _bind_shared_prefix(
         raise MaskError("mask shared_prefix needs as many keys as queries: leave kv_lengths out")
     first = lengths[0] if lengths else 0
     if mask.prefix > first:
-        raise MaskError(
-            f"mask.prefix is {mask.prefix}, but lengths[0], the document that holds it, is {first}"
-        )
+        raise MaskError(f"mask.prefix is {mask.prefix}, but lengths[0], the document that holds it, is {first}")
     ends = np.cumsum(np.array(lengths, np.int64))
     return SharedPrefixBoundMask(
         mask=mask,

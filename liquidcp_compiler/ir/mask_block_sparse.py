@@ -75,9 +75,7 @@ class BlockSparseBoundMask(BoundMask):
         return (run >= self.run_ptr[block_idx]) & (k_hi <= self.run_hi[np.maximum(run, 0)])
 
 
-def bind_block_sparse(
-    mask: BlockSparse, q_lengths: Int64Array, kv_lengths: Int64Array
-) -> BlockSparseBoundMask:
+def bind_block_sparse(mask: BlockSparse, q_lengths: Int64Array, kv_lengths: Int64Array) -> BlockSparseBoundMask:
     """Bind to the one sequence of a batch. Raises MaskError where rows or indices do not fit it."""
     if q_lengths.size != 1:
         raise MaskError(f"mask block_sparse describes one sequence, but the batch has {q_lengths.size}")
@@ -85,8 +83,7 @@ def bind_block_sparse(
     num_query_blocks, num_key_blocks = -(-q_len // block), -(-kv_len // block)
     if len(mask.rows) != num_query_blocks:
         raise MaskError(
-            f"mask.rows has {len(mask.rows)} rows, but {q_len} queries in blocks of {block} "
-            f"need {num_query_blocks}"
+            f"mask.rows has {len(mask.rows)} rows, but {q_len} queries in blocks of {block} need {num_query_blocks}"
         )
     counts = np.array([len(row) for row in mask.rows], np.int64)
     blocks = np.array([index for row in mask.rows for index in row], np.int64)
@@ -115,6 +112,4 @@ def bind_block_sparse(
 def _spans(first: Int64Array, counts: Int64Array) -> Int64Array:
     """first[i], first[i] + 1, .. (counts[i] of them) for every i, one after the other."""
     ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if ends.size else 0, dtype=np.int64) + np.repeat(
-        first - (ends - counts), counts
-    )
+    return np.arange(int(ends[-1]) if ends.size else 0, dtype=np.int64) + np.repeat(first - (ends - counts), counts)

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from liquidcp_compiler import __version__
 from liquidcp_compiler.errors import LiquidCPError, PlanError
 from liquidcp_compiler.ir.atomic_file import write_file
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.layout import HEADER, LAYOUT_HASH, TABLE_NAMES
 from liquidcp_compiler.ir.plan import TABLE_DTYPES, Plan, plan_digest
 from liquidcp_compiler.ir.problem import Problem
+from liquidcp_compiler.version import __version__
 
 FORMAT = 1
 HEADER_NAME = "header.json"

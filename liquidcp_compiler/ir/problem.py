@@ -70,9 +70,7 @@ class Problem:
         self._set("sinks", flag("sinks", self.sinks))
         self._set("mask", self.mask if isinstance(self.mask, Mask) else Mask.from_json(self.mask))
         self._check_mask()
-        self._set(
-            "mask_bound", bind_mask(self.mask, self._query_lengths(), self.q_lengths, self.kv_lengths_array)
-        )
+        self._set("mask_bound", bind_mask(self.mask, self._query_lengths(), self.q_lengths, self.kv_lengths_array))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -86,19 +84,13 @@ class Problem:
         self._set("num_heads_kv", heads_kv)
         head_dim = whole_number("head_dim", self.head_dim, 1)
         if head_dim not in SUPPORTED_HEAD_DIMS:
-            hint = (
-                "Latent attention (MLA) in its absorbed form is outside this version"
-                if head_dim > 256
-                else ""
-            )
+            hint = "Latent attention (MLA) in its absorbed form is outside this version" if head_dim > 256 else ""
             raise UnsupportedError("head_dim", head_dim, ", ".join(map(str, SUPPORTED_HEAD_DIMS)), hint)
         self._set("head_dim", head_dim)
         if self.head_dim_v is not None:
             self._set("head_dim_v", whole_number("head_dim_v", self.head_dim_v, 1))
             if self.head_dim_v != head_dim:
-                raise UnsupportedError(
-                    "head_dim_v", self.head_dim_v, f"head_dim_v equal to head_dim = {head_dim}"
-                )
+                raise UnsupportedError("head_dim_v", self.head_dim_v, f"head_dim_v equal to head_dim = {head_dim}")
 
     def _check_lengths(self) -> None:
         raise NotImplementedError
@@ -214,9 +206,7 @@ class PrefillProblem(Problem):
             return cls(lengths=lengths, **fields)
         kv_lengths = lengths_of_cu_seqlens("cu_seqlens_k", cu_seqlens_k, total_k, "total_k")
         if len(kv_lengths) != len(lengths):
-            raise InvalidField(
-                "cu_seqlens_k", cu_seqlens_k, f"{len(lengths) + 1} entries, as in cu_seqlens_q"
-            )
+            raise InvalidField("cu_seqlens_k", cu_seqlens_k, f"{len(lengths) + 1} entries, as in cu_seqlens_q")
         return cls(lengths=lengths, kv_lengths=kv_lengths, **fields)
 
     def _check_lengths(self) -> None:
@@ -288,9 +278,7 @@ class DecodeProblem(Problem):
         check_total("requests", (r.history + r.query for r in self.requests))
         self._set("interleave", whole_number("interleave", self.interleave, 1))
         self._set("new_kv", one_of("new_kv", self.new_kv, ("chunk", "in_cache")))
-        self._set(
-            "exchange_dtype", DType(one_of("exchange_dtype", self.exchange_dtype, (DType.FP32, DType.BF16)))
-        )
+        self._set("exchange_dtype", DType(one_of("exchange_dtype", self.exchange_dtype, (DType.FP32, DType.BF16))))
 
     def _check_mask(self) -> None:
         if not isinstance(self.mask, DECODE_MASKS):

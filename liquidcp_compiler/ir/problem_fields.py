@@ -95,9 +95,7 @@ def one_of(field: str, value: object, allowed: Collection[str]) -> str:
     return str(value)
 
 
-def known_keys(
-    where: str, value: object, required: Collection[str], optional: Collection[str] = ()
-) -> dict[str, Any]:
+def known_keys(where: str, value: object, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
     """``value`` as a dict with all required keys and no unknown ones, or InvalidField."""
     names = ", ".join([*required, *optional])
     if not isinstance(value, Mapping):
@@ -127,9 +125,7 @@ def lengths_of_cu_seqlens(field: str, value: object, total: int | None, total_na
         raise InvalidField(f"{field}[0]", bounds[0], "0")
     for i in range(1, len(bounds)):
         if bounds[i] < bounds[i - 1]:
-            raise InvalidField(
-                f"{field}[{i}]", bounds[i], f"non-decreasing values; the one before is {bounds[i - 1]}"
-            )
+            raise InvalidField(f"{field}[{i}]", bounds[i], f"non-decreasing values; the one before is {bounds[i - 1]}")
     if total is not None and bounds[-1] != whole_number(total_name, total):
         raise InvalidField(
             f"{field}[-1]",
@@ -151,7 +147,5 @@ def _host_list(field: str, value: object) -> object:
     if array.ndim != 1:
         raise TensorError(field, "shape", tuple(array.shape), "one dimension")
     if is_torch and array.device.type != "cpu":
-        raise TensorError(
-            field, "device", array.device, "cpu", "Planning needs the values on the host: pass .cpu()"
-        )
+        raise TensorError(field, "device", array.device, "cpu", "Planning needs the values on the host: pass .cpu()")
     return array.tolist()

@@ -40,9 +40,7 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     **dict.fromkeys(
         ("qk_rope_head_dim", "kv_lora_rank"), "separate K and V heads of one head_dim; no latent attention"
     ),
-    **dict.fromkeys(
-        ("k_descale", "kv_dtype", "q_descale", "v_descale"), "Q, K and V of one `dtype`: bf16, fp16, fp32"
-    ),
+    **dict.fromkeys(("k_descale", "kv_dtype", "q_descale", "v_descale"), "Q, K and V of one `dtype`: bf16, fp16, fp32"),
 }
 
 
@@ -79,9 +77,7 @@ def read_problem(path: str | os.PathLike[str]) -> Problem:
     """Read a problem file. Raises InvalidField with one clear line where it is not one."""
     name = os.fspath(path)
     try:
-        data = json.loads(
-            Path(path).read_bytes().decode("utf-8"), object_pairs_hook=_object_without_duplicates
-        )
+        data = json.loads(Path(path).read_bytes().decode("utf-8"), object_pairs_hook=_object_without_duplicates)
     except OSError as error:
         raise InvalidField("problem file", name, "a readable file", error.strerror or str(error)) from error
     except InvalidField:

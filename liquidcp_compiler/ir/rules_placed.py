@@ -225,7 +225,9 @@ def pairs_covered_once(graph: TaskGraph) -> Findings:
         yield int(task[i + 1]), f"kv {lo[i + 1]} for q {tile[i + 1]} is covered twice, also by {other}"
         return
     q = graph.q_tiles
-    need_tile, need_lo, need_hi = needed_tiles(graph.problem, q.sequence, q.position, q.position + q.rows, graph.kv_tiles)
+    need_tile, need_lo, need_hi = needed_tiles(
+        graph.problem, q.sequence, q.position, q.position + q.rows, graph.kv_tiles
+    )
     got_tile, got_lo, got_hi = merge_sorted(tile, lo, hi)
     big = len(graph.kv_tiles) + 1
     at = np.searchsorted(got_tile * big + got_lo, need_tile * big + need_lo, "right") - 1
@@ -233,8 +235,9 @@ def pairs_covered_once(graph: TaskGraph) -> Findings:
     if len(got_tile):
         inside &= (got_tile[at] == need_tile) & (got_hi[at] >= need_hi)
     for i in np.flatnonzero(~inside)[:1]:
-        yield _task_of_output(graph, int(need_tile[i])), (
-            f"kv {need_lo[i]}:{need_hi[i]} must be covered for q {need_tile[i]}, and is not"
+        yield (
+            _task_of_output(graph, int(need_tile[i])),
+            (f"kv {need_lo[i]}:{need_hi[i]} must be covered for q {need_tile[i]}, and is not"),
         )
 
 
@@ -254,5 +257,3 @@ def _task_of_output(graph: TaskGraph, tile: int) -> int:
     row, lo, hi = graph.tasks.writes.of_space(Space.OUT)
     found = row[(lo <= tile) & (tile < hi)]
     return int(found[0]) if len(found) else -1
-
-

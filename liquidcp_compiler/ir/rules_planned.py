@@ -114,7 +114,7 @@ def _own_tiles_consecutive(graph: TaskGraph, rows: IntArray, keys: IntArray) -> 
 
 
 def _front_first(graph: TaskGraph, classes, keys: IntArray) -> Findings:
-    """In queue order, the front tiles of a sequence come before its back tiles: else one comm CTA could block itself."""
+    """In queue order, front tiles of a sequence come before its back tiles: else one comm CTA could block itself."""
     t = graph.tasks
     row, lo, _ = t.writes.of_space(Space.KV)
     key = t.rank[row] * classes.num_sequences + graph.kv_tiles.sequence[lo]

@@ -59,7 +59,7 @@ class TaskTable:
         """Tasks of one kind; columns left out take their neutral value."""
         n = len(rank)
 
-        def col(name: str, default: int, dtype=np.int64) -> NDArray:
+        def col(name: str, default: int, dtype: type = np.int64) -> NDArray:
             value = columns.get(name, default)
             return np.full(n, value, dtype) if np.ndim(value) == 0 else np.asarray(value, dtype)
 
@@ -98,6 +98,4 @@ PLAIN_COLUMNS = ("kind", "rank", "peer", "role", "formation", "tau_min", "tau_ma
 def concat_tasks(tables: list[TaskTable]) -> TaskTable:
     """Several tables one after another."""
     plain = {name: np.concatenate([getattr(t, name) for t in tables]) for name in PLAIN_COLUMNS}
-    return TaskTable(
-        **plain, reads=concat([t.reads for t in tables]), writes=concat([t.writes for t in tables])
-    )
+    return TaskTable(**plain, reads=concat([t.reads for t in tables]), writes=concat([t.writes for t in tables]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from liquidcp_compiler.errors import VerificationError
 from liquidcp_compiler.ir import rules_authored, rules_placed, rules_planned, rules_synced
-from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, Stage
+from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, PlannedGraph, Stage
 
 Finding = tuple[int, str]
 
@@ -80,7 +80,7 @@ def verify(graph: AnyGraph, before: AnyGraph | None = None, *, workspace_limit: 
         if rule in done and all(getattr(graph, f) is getattr(before, f) for f in rule.inputs):
             continue
         _report(graph, rule.name, rule.check(graph))
-    if workspace_limit is not None and graph.stage in (Stage.PLANNED, Stage.SYNCED):
+    if workspace_limit is not None and isinstance(graph, PlannedGraph):
         _report(graph, "buffers-within-limit", rules_planned.buffers_within_limit(graph, workspace_limit))
 
 

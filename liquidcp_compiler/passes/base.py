@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import ClassVar, Generic, TypeVar
 
@@ -44,7 +45,9 @@ class Pass(Generic[In, Out]):
         for f in fields(self):
             value = getattr(self, f.name)
             if value != f.default:
-                options.append(f"{f.name.replace('_', '-')}={value}")
+                text = str(value)
+                quoted = json.dumps(text) if set(text) & set(',{}="') else text
+                options.append(f"{f.name.replace('_', '-')}={quoted}")
         return self.name + ("{" + ",".join(options) + "}" if options else "")
 
 

@@ -25,7 +25,8 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
 
     Query heads are divided over the ranks; the history of every request is token-interleaved over them; the new tokens
     lie on every rank (or, with ``new_kv = "in_cache"``, in the interleaved cache). A query tile is one rank's heads of
-    up to 16 tokens of a request (of a longer query: as many as an attention task's 128 rows hold). Each rank attends from all query tiles to its own shard of the history.
+    up to 16 tokens of a request (of a longer query: as many as an attention task's 128 rows hold). Each rank attends
+    from all query tiles to its own shard of the history.
 
     before:  a request's chunk region and history region
     after:   two ranks: a chunk compute and a final reduction a query tile on its owner; on each rank with history
@@ -55,7 +56,10 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
             raise PassError(self.name, "places decode problems; a prefill problem takes zigzag-all or explicit")
         if problem.num_heads_q % world:
             raise InvalidField(
-                "cp_size", world, f"a divisor of num_heads_q = {problem.num_heads_q}", "DCP divides query heads over ranks"
+                "cp_size",
+                world,
+                f"a divisor of num_heads_q = {problem.num_heads_q}",
+                "DCP divides query heads over ranks",
             )
         q_tiles, group = self._query_tiles(problem, world)
         kv_tiles = self._kv_tiles(problem, world)

@@ -47,15 +47,11 @@ class DcpTasks:
         targets = np.where(direct[chunk_q], chunk_q, chunk_state[chunk_q])
         spaces = np.where(direct[chunk_q], Space.OUT, Space.STATE)
         chunk_of = np.repeat(np.arange(len(chunk_lo)), chunk_hi - chunk_lo)
-        chunk = chunk.with_columns(
-            writes=AccessTable.from_rows(len(chunk_lo), chunk_of, spaces, targets, targets + 1)
-        )
+        chunk = chunk.with_columns(writes=AccessTable.from_rows(len(chunk_lo), chunk_of, spaces, targets, targets + 1))
         history = self._compute(Role.HISTORY, hist_rank, hist_lo, hist_hi, hist_kv)
         partial = partial_base + np.arange(len(hist_q))
         first = partial_base + np.concatenate(([0], np.cumsum(hist_hi - hist_lo)))[:-1].astype(np.int64)
-        history = history.with_columns(
-            writes=AccessTable.single(Space.STATE, first, first + (hist_hi - hist_lo))
-        )
+        history = history.with_columns(writes=AccessTable.single(Space.STATE, first, first + (hist_hi - hist_lo)))
         result = result_base + np.arange(len(hist_q))
         combine = TaskTable.make(
             TaskKind.REDUCTION,
@@ -149,4 +145,3 @@ class DcpTasks:
         used = np.unique(row)
         place = np.searchsorted(used, row)
         return rank[used], lo[run[used]], hi[run[used]], (place, kv_lo, kv_hi)
-

@@ -74,7 +74,9 @@ class Explicit(Pass[AuthoredGraph, PlacedGraph]):
             count = int(-(-one[0] // self.tile))
             if place.tiles:
                 if len(place.tiles) != count:
-                    raise InvalidField(f"sequences[{i}].tiles", place.tiles, f"{count} owners, one a tile of {self.tile}")
+                    raise InvalidField(
+                        f"sequences[{i}].tiles", place.tiles, f"{count} owners, one a tile of {self.tile}"
+                    )
                 parts.append(np.asarray(place.tiles, np.int64))
                 continue
             ranks = np.asarray(place.ranks, np.int64)

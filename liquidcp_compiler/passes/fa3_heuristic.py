@@ -41,7 +41,7 @@ def num_splits_static(
 
 
 def num_splits_dynamic(m_blocks: IntArray, n_blocks: IntArray, num_heads: int, num_sms: int, bound: int) -> IntArray:
-    """Splits of each sequence: its KV blocks over the blocks one SM should get (with 10 % margin), at most ``bound``."""
+    """Splits of each sequence: its KV blocks over those one SM should get (10 % margin), at most ``bound``."""
     total = np.float32(1.1) * np.float32(num_heads) * np.float32((m_blocks * n_blocks).sum()) / np.float32(num_sms)
     per_sm = max(int(np.ceil(total)), 1)
     return np.clip(-(-n_blocks // per_sm), 1, bound)

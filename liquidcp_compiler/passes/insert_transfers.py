@@ -60,7 +60,8 @@ class InsertTransfers(Pass[PlacedGraph, PlannedGraph]):
             needed[owner[keep], np.flatnonzero(keep)] = False
         else:
             needed &= ~owned_matrix(graph, space)
-        return np.nonzero(needed)
+        rank, item = np.nonzero(needed)
+        return rank, item
 
     def _pull_kv(self, graph: TaskGraph) -> TaskTable:
         rank, item = self._needed(graph, Space.KV)

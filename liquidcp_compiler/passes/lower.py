@@ -15,7 +15,6 @@ from liquidcp_compiler.ir.layout import (
     TABLE_NAMES,
     Formation,
     MaskKind,
-
     SignalKind,
     Space,
 )
@@ -177,5 +176,3 @@ def _signals(graph: SyncedGraph, local: LocalNumbers) -> tuple[NDArray, NDArray]
         here = s.space == space
         rows["item"][here] = local.of(space, s.rank[here], s.item[here])
     return rows, s.rank
-
-

@@ -73,7 +73,13 @@ def lower_rows(graph: SyncedGraph, local: LocalNumbers, classes: ArrivalClasses)
 
 
 def _q_list(
-    graph: SyncedGraph, local: LocalNumbers, rows: NDArray, rank: IntArray, q_row: IntArray, q_lo: IntArray, q_hi: IntArray
+    graph: SyncedGraph,
+    local: LocalNumbers,
+    rows: NDArray,
+    rank: IntArray,
+    q_row: IntArray,
+    q_lo: IntArray,
+    q_hi: IntArray,
 ) -> Table:
     """Every tile of the rank in order, then the lists of rows whose tiles do not lie together there."""
     held = local.rank[Space.Q]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-
 from liquidcp_compiler.errors import InvalidField, PassError
 from liquidcp_compiler.ir.dependencies import queues_of
 from liquidcp_compiler.ir.graph import PlannedGraph

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from liquidcp_compiler import options
 from liquidcp_compiler.errors import InvalidField, VerificationError
 from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, TaskGraph
 from liquidcp_compiler.ir.verifier import verify
-from liquidcp_compiler import options
 from liquidcp_compiler.passes.base import AnyPass, PassContext
 
 #: Called before the first pass (with None) and after every pass: (pass, graph before, graph after).

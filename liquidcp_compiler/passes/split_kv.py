@@ -80,7 +80,9 @@ def split_tasks(graph: PlannedGraph, splits: IntArray) -> PlannedGraph:
     reads = _narrow_kv(tasks.reads, splits[source], part)
     reads = _renumber(reads, offset)
     writes = _part_states(tasks.writes, offset, splits[source], part)
-    tasks = TaskTable(**{**{k: getattr(tasks, k) for k in tasks.__dataclass_fields__}, "reads": reads, "writes": writes})
+    tasks = TaskTable(
+        **{**{k: getattr(tasks, k) for k in tasks.__dataclass_fields__}, "reads": reads, "writes": writes}
+    )
     return graph.with_changes(tasks=tasks, states=np.repeat(graph.states, copies))
 
 

@@ -74,5 +74,8 @@ def check_paper_legality(lengths: IntArray, group: IntArray) -> None:
     if len(bad):
         i, g = int(bad[0]), int(group[bad[0]])
         raise InvalidField(
-            f"lengths[{i}]", int(lengths[i]), f"multiples of {256 * g} on {g} ranks (legality paper)", "Use legality tile"
+            f"lengths[{i}]",
+            int(lengths[i]),
+            f"multiples of {256 * g} on {g} ranks (legality paper)",
+            "Use legality tile",
         )

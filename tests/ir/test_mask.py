@@ -111,9 +111,7 @@ def all_row_ranges(problem: Problem) -> list[tuple[int, int, int]]:
 def test_intervals_hold_every_visible_pair_and_end_at_visible_keys(problem: Problem) -> None:
     ranges = all_row_ranges(problem)
     cells = [dense(problem, seq) for seq in range(problem.num_sequences)]
-    ptr, lo, hi = problem.mask_bound.intervals(
-        *(np.array([r[i] for r in ranges], np.int64) for i in range(3))
-    )
+    ptr, lo, hi = problem.mask_bound.intervals(*(np.array([r[i] for r in ranges], np.int64) for i in range(3)))
     assert ptr.dtype == lo.dtype == hi.dtype == np.int64
     assert ptr.shape == (len(ranges) + 1,)
     assert ptr[0] == 0

@@ -63,7 +63,9 @@ def test_static_bound_of_fa3_for_long_queries_over_a_large_cache():
     assert num_splits_static(300, 132, 1000, 300, 120 << 20, causal=True) == 1
 
 
-@pytest.mark.parametrize(("sms", "expected"), [(3, [2, 2, 1]), (4, [2, 2, 1]), (5, [3, 3, 1]), (6, [3, 3, 1]), (7, [4, 3, 1])])
+@pytest.mark.parametrize(
+    ("sms", "expected"), [(3, [2, 2, 1]), (4, [2, 2, 1]), (5, [3, 3, 1]), (6, [3, 3, 1]), (7, [4, 3, 1])]
+)
 def test_dynamic_splits_of_three_histories(sms: int, expected: list[int]):
     blocks = np.array([192, 176, 2])
     assert num_splits_dynamic(np.ones(3, int), blocks, 1, sms, 128).tolist() == expected
