@@ -31,6 +31,7 @@ from liquidcp_compiler.ir.problem_fields import (
     whole_number,
     whole_numbers,
 )
+from liquidcp_compiler.ir.problem_unsupported import refuse_unsupported
 
 SUPPORTED_HEAD_DIMS = tuple(range(16, 257, 16))
 DECODE_MASKS: tuple[type[Mask], ...] = (Causal, Full, SlidingWindow)
@@ -57,6 +58,11 @@ class Problem:
     softcap: float | None = None
     sinks: bool = False
     mask: Mask = Causal()
+
+    def __new__(cls, **fields: Any) -> Self:
+        """Options of other libraries get an error that says what is supported; the rest is the dataclass's."""
+        refuse_unsupported(fields)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not self.kind:

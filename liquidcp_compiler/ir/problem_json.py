@@ -11,10 +11,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from liquidcp_compiler.errors import InvalidField, UnsupportedError
+from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.mask import Mask
 from liquidcp_compiler.ir.problem import DecodeProblem, PrefillProblem, Problem, Request
 from liquidcp_compiler.ir.problem_fields import MISSING
+from liquidcp_compiler.ir.problem_unsupported import refuse_unsupported
 
 FORMAT = 1
 KINDS: dict[str, type[Problem]] = {"prefill": PrefillProblem, "decode": DecodeProblem}
@@ -27,21 +28,6 @@ OMITTED_AT_DEFAULT = (
     "new_kv",
     "exchange_dtype",
 )
-UNSUPPORTED_KEYS: dict[str, str] = {
-    **dict.fromkeys(("dropout", "dropout_p"), "attention without dropout"),
-    **dict.fromkeys(
-        ("alibi", "alibi_slopes", "attn_bias", "attn_mask", "bias", "score_mod", "mask_mod"),
-        "the masks of `mask`, softcap and sinks; no bias on scores",
-    ),
-    **dict.fromkeys(
-        ("block_table", "block_tables", "page_size", "page_table"),
-        "contiguous K and V; gather the pages before the call",
-    ),
-    **dict.fromkeys(
-        ("qk_rope_head_dim", "kv_lora_rank"), "separate K and V heads of one head_dim; no latent attention"
-    ),
-    **dict.fromkeys(("k_descale", "kv_dtype", "q_descale", "v_descale"), "Q, K and V of one `dtype`: bf16, fp16, fp32"),
-}
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
@@ -106,9 +92,8 @@ def write_problem(path: str | os.PathLike[str], problem: Problem) -> None:
 def _check_keys(cls: type[Problem], values: Mapping[str, Any]) -> None:
     names = [f.name for f in fields(cls)]
     listed = ", ".join(["format", "kind", *names])
+    refuse_unsupported(values)
     for key, value in values.items():
-        if key in UNSUPPORTED_KEYS:
-            raise UnsupportedError(key, value, UNSUPPORTED_KEYS[key])
         if key not in names:
             raise InvalidField(str(key), value, f"no such key; the keys of a {cls.kind} problem are {listed}")
     for field in fields(cls):
