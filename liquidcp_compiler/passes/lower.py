@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from liquidcp_compiler.errors import PassError
+from liquidcp_compiler.errors import OutOfResources, PassError
 from liquidcp_compiler.ir.arrivals import ArrivalClasses, arrival_classes
 from liquidcp_compiler.ir.graph import SyncedGraph
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
@@ -110,8 +110,10 @@ def _sequences(graph: SyncedGraph, classes: ArrivalClasses) -> tuple[NDArray, ND
     rank = np.repeat(np.arange(graph.world), n)
     rows = np.zeros(len(rank), TABLE_DTYPES["sequences"])
     rows["sequence"] = np.tile(np.arange(n), graph.world)
-    rows["q_length"] = np.tile(graph.problem.q_lengths, graph.world)
-    rows["kv_length"] = np.tile(graph.problem.kv_lengths_array, graph.world)
+    lengths = {"q_length": graph.problem.q_lengths, "kv_length": graph.problem.kv_lengths_array}
+    for name, values in lengths.items():
+        _check_32_bits("tokens of a sequence", values)
+        rows[name] = np.tile(values, graph.world)
     s = graph.signals
     prefix = s.kind == SignalKind.PREFIX
     key = s.rank[prefix] * n + s.item[prefix]
@@ -123,12 +125,21 @@ def _sequences(graph: SyncedGraph, classes: ArrivalClasses) -> tuple[NDArray, ND
     return rows, rank
 
 
+def _check_32_bits(what: str, values: NDArray) -> None:
+    """Raises OutOfResources for values that the tables' 32-bit fields would wrap around."""
+    limit, most = 2**31 - 1, int(values.max(initial=0))
+    if most > limit:
+        raise OutOfResources(what, most, limit, "Cut the batch into shorter sequences, or use more ranks")
+
+
 def _q_tiles(graph: SyncedGraph, local: LocalNumbers) -> tuple[NDArray, NDArray]:
     rank, tile, q = local.rank[Space.Q], local.item[Space.Q], graph.q_tiles
     rows = np.zeros(len(rank), TABLE_DTYPES["q_tiles"])
     for name in ("rows", "position", "sequence", "head", "num_heads"):
         rows[name] = getattr(q, name)[tile]
-    rows["token"], rows["signal"] = local.tokens(Space.Q, q.rows), local.signal_of(Space.Q)
+    token = local.tokens(Space.Q, q.rows)
+    _check_32_bits("query tokens that one rank holds", token + rows["rows"])
+    rows["token"], rows["signal"] = token, local.signal_of(Space.Q)
     rows["tile"], rows["owner"] = tile, q.rank[tile]
     finished_here = q.rank[tile] == rank
     rows["merge_count"] = np.where(finished_here, _merge_counts(graph)[tile], 0)
@@ -153,7 +164,9 @@ def _kv_tiles(graph: SyncedGraph, local: LocalNumbers) -> tuple[NDArray, NDArray
     rows = np.zeros(len(rank), TABLE_DTYPES["kv_tiles"])
     for name in ("rows", "position", "interleave", "group", "phase", "sequence"):
         rows[name] = getattr(kv, name)[tile]
-    rows["token"], rows["signal"] = local.tokens(Space.KV, kv.rows, slot=graph.tile), local.signal_of(Space.KV)
+    token = local.tokens(Space.KV, kv.rows, slot=graph.tile)
+    _check_32_bits("KV tokens that one rank holds", token + rows["rows"])
+    rows["token"], rows["signal"] = token, local.signal_of(Space.KV)
     rows["tile"], rows["owner"] = tile, kv.rank[tile]
     return rows, rank
 
