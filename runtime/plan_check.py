@@ -15,6 +15,7 @@ from liquidcp_compiler.errors import ScheduleError
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.event_tables import CoreTables, core_tables, rank_of, row_q_tiles, word_name
+from liquidcp_runtime.plan_coverage import check_coverage
 from liquidcp_runtime.plan_ranges import SPACE_TABLES, check_ranges, ranks_of
 from liquidcp_runtime.scheduling import output_task
 
@@ -45,6 +46,7 @@ def check_plan(plan: Plan) -> None:
         _check_ready_rows(plan, tables)
         _check_states(plan, tables)
         _check_merge_counts(plan, tables)
+        check_coverage(plan, tables)
     _CHECKED.add(plan)
 
 
@@ -302,6 +304,40 @@ def _check_reduction_states(plan: Plan, tables: CoreTables, state_q: np.ndarray)
     np.logical_or.at(bad, task, state_q[tables.state_list[entry]] != tables.reduction_q_tile[task])
     if bad.any():
         _fail(plan, "reductions", bad, "combines a state of another query tile")
+    _check_uses_of_states(plan, tables, task, tables.state_list[entry])
+
+
+def _check_uses_of_states(plan: Plan, tables: CoreTables, reduction: np.ndarray, state: np.ndarray) -> None:
+    """Every state is combined by one reduction of its rank, or pulled by one peer: else its keys count twice or not."""
+    transfers = plan.tables["transfers"]
+    pulls = np.flatnonzero(transfers["space"] == Space.STATE)
+    source = transfers["source"][pulls] + plan.offsets["states"][transfers["peer"][pulls]]
+    uses = np.bincount(np.concatenate([state, source]), minlength=len(plan.tables["states"]))
+    for table, task, used in (("reductions", reduction, state), ("transfers", pulls, source)):
+        bad = np.zeros(len(plan.tables[table]), bool)
+        bad[task] = uses[used] > 1
+        if bad.any():
+            _fail(plan, table, bad, "double contribution: takes a state that another task takes as well")
+    for i in np.flatnonzero(uses == 0)[:1]:
+        rank = rank_of(plan, "states", int(i))
+        number, writer = plan.tables["states"]["state"][i], _writer_of(plan, tables, int(i))
+        raise ScheduleError(rank, writer, f"missing contribution: nothing takes state {number} further")
+
+
+def _writer_of(plan: Plan, tables: CoreTables, state: int) -> str:
+    """The task that makes a state: a compute row, a reduction, or a pull."""
+    row, row_state, _ = _row_states(tables)
+    rank = rank_of(plan, "states", state)
+    target = plan.tables["transfers"]["target"] + plan.offsets["states"][ranks_of(plan, "transfers")]
+    pulls = (plan.tables["transfers"]["space"] == Space.STATE) & (target == state)
+    for table, tasks in (
+        ("rows", row[row_state == state]),
+        ("reductions", np.flatnonzero(~tables.reduction_to_out & (tables.reduction_target == state))),
+        ("transfers", np.flatnonzero(pulls)),
+    ):
+        if len(tasks):
+            return plan.task_name(rank, table, int(tasks[0] - plan.offsets[table][rank]))
+    return f"state {plan.tables['states']['state'][state]}"
 
 
 def _check_merge_counts(plan: Plan, tables: CoreTables) -> None:
@@ -313,7 +349,8 @@ def _check_merge_counts(plan: Plan, tables: CoreTables) -> None:
     np.add.at(counts, tables.reduction_q_tile[tables.reduction_to_out], 1)
     wrong = (counts != q_tiles["merge_count"]) | (pulled != (q_tiles["merge_count"] == 0))
     if wrong.any():
-        index = int(np.flatnonzero(wrong)[0])
+        # What is there once too often has a task to name; what is missing may not.
+        index = int(np.flatnonzero(wrong)[np.argmax((counts > q_tiles["merge_count"])[wrong])])
         rank = rank_of(plan, "q_tiles", index)
         task = output_task(plan, rank, index - int(plan.offsets["q_tiles"][rank]))
         expected = q_tiles["merge_count"][index]

@@ -187,7 +187,9 @@ def states_reach_their_output(graph: TaskGraph) -> Findings:
     for s in np.flatnonzero(uses > 1)[:1]:
         yield int(task[state == s][1]), f"state {s} is merged {uses[s]} times: its keys would count twice"
     for s in np.flatnonzero(uses == 0)[:1]:
-        yield -1, f"state {s} is merged by no reduction"
+        row, lo, hi = t.writes.of_space(Space.STATE)
+        writer = row[(lo <= s) & (s < hi)]
+        yield int(writer[0]) if len(writer) else -1, f"state {s} is merged by no reduction"
     target = np.full(len(t), -1, np.int64)
     for space in (Space.OUT, Space.STATE):
         w_row, w_lo, _ = t.writes.of_space(space)

@@ -27,11 +27,19 @@ def signals_are_set(graph: SyncedGraph) -> Findings:
     np.maximum.at(asks, s.wait_signal, s.wait_value)
     for i in np.flatnonzero(bad)[:1]:
         waiters = s.wait_task[s.wait_signal == i]
-        task = int(waiters[0]) if len(waiters) else -1
+        task = int(waiters[0]) if len(waiters) else _puller(graph, int(i))
         yield task, f"{signal_name(graph, int(i))} expects {s.expected[i]}, and is set {sets[i]} times"
     for i in np.flatnonzero(asks > s.expected)[:1]:
         task = int(s.wait_task[(s.wait_signal == i) & (s.wait_value == asks[i])][0])
         yield task, f"it waits for {signal_name(graph, int(i))} to reach {asks[i]}; it ends at {s.expected[i]}"
+
+
+def _puller(graph: SyncedGraph, done: int) -> int:
+    """A pull from the rank of a DONE signal, of a rank that does not set it if there is one; -1 without pulls."""
+    s, t = graph.signals, graph.tasks
+    pulls = np.flatnonzero((t.kind == TaskKind.TRANSFER) & (t.peer == s.rank[done]))
+    silent = pulls[~np.isin(t.rank[pulls], t.rank[s.set_task[s.set_signal == done]])]
+    return int((silent if len(silent) else pulls)[-1]) if len(pulls) else -1
 
 
 def reads_are_waited_for(graph: SyncedGraph) -> Findings:
