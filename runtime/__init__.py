@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from liquidcp_runtime.reference import reference_attention as reference_attention
     from liquidcp_runtime.scheduling import Schedule as Schedule
     from liquidcp_runtime.scheduling import schedule as schedule
+    from liquidcp_runtime.scheduling import schedule_of as schedule_of
     from liquidcp_runtime.scheduling import simulate as simulate
     from liquidcp_runtime.sharding import position_ids as position_ids
     from liquidcp_runtime.sharding import shard_kv as shard_kv
@@ -38,6 +39,7 @@ _HOME: dict[str, str] = {
     "reference_attention": "reference",
     "Schedule": "scheduling",
     "schedule": "scheduling",
+    "schedule_of": "scheduling",
     "simulate": "scheduling",
     "position_ids": "sharding",
     "shard_kv": "sharding",

@@ -43,7 +43,8 @@ class Schedule:
     Fields:
         events: ``EVENT`` rows of all ranks in order of completion.
         world, num_comm, num_compute: ranks, and CTAs a rank by role at the start.
-        profile, seed: where the durations came from; ``"cost-model"`` for simulations.
+        profile, seed: where the durations came from; ``"cost-model"`` for simulations, ``"given"`` for
+            :func:`schedule_of`.
     """
 
     events: np.ndarray
@@ -91,6 +92,23 @@ def simulate(plan: Plan, cost: CostModel | None = None, num_comm: int = 16, num_
     _check_counts(num_comm, num_compute)
     durations = model_durations(plan, cost or CostModel(), num_comm, num_compute)
     return _run(plan, durations, num_comm, num_compute, "cost-model", 0)
+
+
+def schedule_of(plan: Plan, durations: Durations, num_comm: int = 2, num_compute: int = 4) -> Schedule:
+    """The schedule under given durations, for cases where it matters what arrives when.
+
+    Raises what :func:`schedule` raises, and InvalidField for a duration too many, too few, or below 0.
+    """
+    _check_counts(num_comm, num_compute)
+    ctas = plan.world * (num_comm + num_compute)
+    transfers, rows, reductions = (len(plan.tables[n]) for n in ("transfers", "rows", "reductions"))
+    sizes = {"transfer": transfers, "transfer_not_before": transfers, "row_per_tile": rows, "row_overhead": rows}
+    sizes |= {"reduction": reductions, "cta_start": ctas, "cta_slowdown": ctas, "rank_ready": plan.world}
+    for name, size in sizes.items():
+        values = getattr(durations, name)
+        if values.shape != (size,) or not (np.isfinite(values) & (values >= 0)).all():
+            raise InvalidField(f"durations.{name}", values.tolist(), f"{size} finite numbers of at least 0")
+    return _run(plan, durations, num_comm, num_compute, "given", 0)
 
 
 def _check_counts(num_comm: int, num_compute: int) -> None:
