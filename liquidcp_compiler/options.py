@@ -81,9 +81,7 @@ def read_folder(option: Option) -> Path | None:
         return None
     path = Path(text).expanduser().absolute()
     if path.exists() and not path.is_dir():
-        raise InvalidField(
-            option.name, text, "a folder, existing or to be made", "A file of that name is in the way"
-        )
+        raise InvalidField(option.name, text, "a folder, existing or to be made", "A file of that name is in the way")
     return path
 
 
@@ -122,9 +120,7 @@ def _reject_unknown(names: Iterable[str]) -> None:
     known = {option.name for option in OPTIONS}
     for name in names:
         if name.startswith(PREFIX) and name not in known:
-            raise InvalidField(
-                "environment variable", name, ", ".join(sorted(known)), "Unset it or mend its name"
-            )
+            raise InvalidField("environment variable", name, ", ".join(sorted(known)), "Unset it or mend its name")
 
 
 def _assign(values: dict[str, str | None]) -> None:
