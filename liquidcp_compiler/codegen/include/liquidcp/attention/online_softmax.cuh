@@ -17,14 +17,14 @@ struct SoftmaxRows {
       for (i32 n = 0; n < SCORE_TILES; ++n) best = fmaxf(best, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
       best = quad_max(best);
       const f32 reference = best == neg_inf() ? 0.0f : best;  // the row has seen no key yet
-      const f32 correction = exp2_fast((row_max[r] - reference) * softmax_scale_log2);
+      const f32 correction = ptx::ex2((row_max[r] - reference) * softmax_scale_log2);
       const f32 shift = -reference * softmax_scale_log2;
       f32 sum = 0.0f;
 #pragma unroll
       for (i32 n = 0; n < SCORE_TILES; ++n) {
 #pragma unroll
         for (i32 e = 2 * r; e < 2 * r + 2; ++e) {
-          s[n][e] = exp2_fast(fmaf(s[n][e], softmax_scale_log2, shift));
+          s[n][e] = ptx::ex2(fmaf(s[n][e], softmax_scale_log2, shift));
           sum += s[n][e];
         }
       }

@@ -3,6 +3,7 @@
 // Accumulator layout: s[n][0..1] are columns 8n + 2 (lane % 4) and the next of row lane / 4, s[n][2..3] of that row + 8.
 #include <liquidcp/attention/smem_tile.cuh>
 #include <liquidcp/common/math.cuh>
+#include <liquidcp/ptx/convert.cuh>
 
 namespace liquidcp {
 
@@ -10,6 +11,11 @@ constexpr i32 SCORE_TILES = config::KV_STEP / 8;   // accumulators of S
 constexpr i32 OUT_TILES = config::HEAD_DIM / 8;    // accumulators of O
 constexpr i32 QK_STEPS = config::HEAD_DIM / 16;
 constexpr i32 PV_STEPS = config::KV_STEP / 16;
+
+// Two floats as one register of the problem's 16-bit type, `lo` in the low half.
+LIQUIDCP_DEVICE u32 pack_pair(f32 lo, f32 hi) {
+  return config::FP16 ? ptx::cvt_f16x2(lo, hi) : ptx::cvt_bf16x2(lo, hi);
+}
 
 LIQUIDCP_DEVICE void load_q(u32 (&q)[QK_STEPS][4], u32 tile, i32 first_row, i32 lane) {
 #pragma unroll

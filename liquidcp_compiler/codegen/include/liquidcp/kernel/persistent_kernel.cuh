@@ -1,5 +1,6 @@
 #pragma once
 // The kernel, as an assembly of its parts. One cooperative launch holds all ranks: rank = CTA index / CTAs a rank.
+#include <liquidcp/common/shared_memory.cuh>
 #include <liquidcp/tasks/context.cuh>
 #include <liquidcp/kernel/scheduler.cuh>
 #include <liquidcp/tasks/compute.cuh>
@@ -59,8 +60,7 @@ LIQUIDCP_DEVICE void leave(const KernelParams& params, u32 epoch) {
 }
 
 LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params) {
-  extern __shared__ __align__(128) u8 dynamic_smem[];
-  __shared__ SharedWords shared;
+  SharedWords& shared = static_smem<SharedWords>();
   const i32 rank_idx = static_cast<i32>(blockIdx.x) / params.ctas_per_rank;
   const i32 cta_idx = static_cast<i32>(blockIdx.x) % params.ctas_per_rank;
   if (threadIdx.x == 0) shared.epoch = static_cast<u32>(ptx::ld_relaxed_gpu(params.epoch));
@@ -68,7 +68,7 @@ LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params) {
   const u32 epoch = shared.epoch;
   const RankParams& rank = params.ranks[rank_idx];
   Watch watch = {params, epoch, rank_idx, cta_idx, CtaRole::COMM, -1};
-  const Context context = {params, rank, PlanView(rank.plan), shared, watch, ptx::smem_address(dynamic_smem)};
+  const Context context = {params, rank, PlanView(rank.plan), shared, watch, dynamic_smem_address()};
 
   bool going = __syncthreads_and(threadIdx.x != 0 || check_plan(context));
   // Q, K and V of this launch are in place: earlier work of the stream wrote them.

@@ -4,8 +4,6 @@
 
 namespace liquidcp::ptx {
 
-LIQUIDCP_DEVICE u32 smem_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
-
 // Copies 16 bytes, or writes 16 zero bytes and reads nothing if `valid` is false.
 LIQUIDCP_DEVICE void cp_async_16(u32 smem, const void* gmem, bool valid) {
   const u32 bytes = valid ? 16 : 0;
