@@ -58,7 +58,7 @@ class RankWorkspace:
 class DevicePlan:
     """The workspaces of all ranks in one launch.
 
-    Fields: ``control`` int64 [3], epoch (from 1), abort word and exit count; ``error``, a pinned ``ErrorBlock``;
+    Fields: ``control`` int64 [3], epoch (from 1), abort word and exit count; ``error``, an ``ErrorBlock`` (pinned);
     ``params``, the launch parameters without tensors and grid.
     """
 
@@ -95,7 +95,7 @@ def make_device_plan(plan: Plan, device: torch.device) -> DevicePlan:
     control = torch.zeros(3, dtype=torch.int64)
     control[0] = 1  # a word that was never written belongs to epoch 0
     control = control.to(device)
-    error = torch.zeros(ERROR_BLOCK.size, dtype=torch.uint8).pin_memory()
+    error = torch.zeros(ERROR_BLOCK.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     params = np.zeros(1, KERNEL_PARAMS.dtype)
     workspaces = []
     for rank in range(plan.world):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,9 +70,9 @@ class LoopbackWorld:
         """The kernel that runs the plan, compiled on first use."""
         return self._kernels.get(plan.spec, self.device)
 
-    def grid(self, kernel: LoadedKernel) -> tuple[int, int]:
+    def grid(self, plan: Plan) -> tuple[int, int]:
         """(CTAs a rank, comm CTAs of them): an equal, even share of what can run at once; comm at most half of it."""
-        co_resident = kernel.co_resident_ctas()
+        co_resident = self.kernel(plan).co_resident_ctas()
         per_rank = co_resident // self.world_size
         if per_rank < 1:
             raise OutOfResources("CTAs at once", self.world_size, co_resident, "Take fewer ranks")
@@ -80,21 +81,25 @@ class LoopbackWorld:
         return per_rank, min(wanted, max(1, per_rank // 2))
 
     def _launch(self, plan: Plan, q: list, k: list, v: list, out: list, lse: list) -> None:
-        kernel, device_plan = self.kernel(plan), self.device_plan(plan)
+        device_plan = self.device_plan(plan)
         for workspace in device_plan.ranks:
             workspace.poison()
-        per_rank, comm = self.grid(kernel)
         params = device_plan.launch_params(q, k, v, out, lse)
-        params["ctas_per_rank"], params["num_comm_ctas"] = per_rank, comm
+        params["ctas_per_rank"], params["num_comm_ctas"] = self.grid(plan)
         params["budget_ns"] = int(self.wait_budget * 1e9)
         device_plan.error.zero_()
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
-            kernel.launch_cooperative(per_rank * self.world_size, params, stream.cuda_stream)
-            stream.synchronize()
+        self._run_kernel(plan, params)
         error = launch_error(plan, device_plan.error_block())
         if error is not None:
             raise error
+
+    def _run_kernel(self, plan: Plan, params: np.ndarray) -> None:
+        """Run the plan's kernel on ``ctas_per_rank`` CTAs of every rank, and wait for its end."""
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            num_ctas = int(params["ctas_per_rank"][0]) * self.world_size
+            self.kernel(plan).launch_cooperative(num_ctas, params, stream.cuda_stream)
+            stream.synchronize()
 
     def _check(self, plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> None:
         if plan.world != self.world_size:
