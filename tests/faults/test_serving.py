@@ -101,7 +101,7 @@ def test_greedy_decoding_picks_the_same_tokens_on_eight_ranks() -> None:
     assert len(set(tokens)) > 3, "a model that repeats itself shows nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_greedy_decoding_picks_the_same_tokens_for_512_steps() -> None:
     """fault L4"""
     assert greedy_tokens(8, 512) == greedy_tokens(1, 512)
