@@ -13,7 +13,7 @@ import numpy as np
 def describe() -> list[str]:
     """Lines for the head of a result file: command, commit, processor, versions."""
     return [
-        f"command: python {' '.join(sys.argv)}",
+        f"command: python {' '.join(sys.orig_argv[1:])}",
         f"commit: {commit()}",
         f"processor: {processor()}, Python {platform.python_version()}, numpy {np.__version__}",
     ]
