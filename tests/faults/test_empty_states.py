@@ -133,8 +133,7 @@ def test_real_scores_below_any_finite_sentinel(level: float) -> None:
         torch.testing.assert_close(lse[head].double(), level + count.double().log(), rtol=0, atol=4 * step)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("formation", ["ready", "static"])
+@pytest.mark.parametrize(("dtype", "formation"), [("bf16", "ready"), ("fp16", "static")])
 def test_the_error_does_not_grow_with_the_number_of_ranks(dtype: str, formation: str) -> None:
     """fault A9 (forward): partial results stay fp32, and are rounded once at the end."""
     problem = prefill(2048, dtype=dtype)

@@ -25,7 +25,7 @@ from tests.numerics import check, compiled, decode, prefill, random_inputs, run
 @pytest.mark.parametrize("interleave", [1, 2])
 def test_every_draft_token_has_its_own_limit(queries: int, new_kv: str, world: int, interleave: int) -> None:
     """fault L1: how many keys of a rank a query sees follows from the sequence, row by row."""
-    for total in range(queries, 12):
+    for total in (queries, 8, 9, 11):
         check(decode((total - queries, queries), new_kv=new_kv, interleave=interleave), world, seed=total)
 
 
