@@ -1,0 +1,11 @@
+#pragma once
+// Emulated: time is the scheduler's.
+#include <emulator/scheduler.h>
+#include <liquidcp/common/types.cuh>
+
+namespace liquidcp::ptx {
+
+LIQUIDCP_DEVICE u64 globaltimer_ns() { return emulator::scheduler.now(); }
+LIQUIDCP_DEVICE void nanosleep(u32 ns) { emulator::scheduler.sleep(ns); }
+
+}  // namespace liquidcp::ptx
