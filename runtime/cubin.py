@@ -100,9 +100,7 @@ def _resources(cubin: bytes) -> dict[str, KernelResources]:
         result[symbol.name] = KernelResources(
             registers=_registers(text, per_symbol[_ATTR_REGCOUNT].get(idx)),
             static_smem_bytes=0 if shared is None else shared.size - _RESERVED_SMEM_BYTES * has_reserved,
-            local_bytes=max(
-                per_symbol[attr].get(idx, 0) for attr in (_ATTR_FRAME_SIZE, _ATTR_MIN_STACK_SIZE)
-            ),
+            local_bytes=max(per_symbol[attr].get(idx, 0) for attr in (_ATTR_FRAME_SIZE, _ATTR_MIN_STACK_SIZE)),
             spill_store_bytes=stores,
             spill_load_bytes=loads,
             max_threads=_max_threads(attributes),
@@ -117,9 +115,7 @@ def _read_sections(cubin: bytes) -> list[_Section]:
     segment_size, num_segments, _, num_sections, names_idx = struct.unpack_from("<5H", cubin, 54)
     if len(cubin) < segments_offset + segment_size * num_segments:
         raise IndexError("its table of segments ends behind the file")
-    headers = [
-        struct.unpack_from("<IIQQQQIIQQ", cubin, table_offset + 64 * idx) for idx in range(num_sections)
-    ]
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, table_offset + 64 * idx) for idx in range(num_sections)]
     names_offset = headers[names_idx][4]
     return [_read_section(cubin, header, names_offset) for header in headers]
 
@@ -148,9 +144,7 @@ def _read_symbols(sections: list[_Section]) -> list[_Symbol]:
     symbols = []
     for name_offset, info, other, section_idx, _, _ in struct.iter_unpack("<IBBHQQ", tables[0].data):
         is_kernel = info & 0xF == _SYMBOL_FUNC and bool(other & _OTHER_ENTRY)
-        symbols.append(
-            _Symbol(name=_text_at(names, name_offset), is_kernel=is_kernel, section_idx=section_idx)
-        )
+        symbols.append(_Symbol(name=_text_at(names, name_offset), is_kernel=is_kernel, section_idx=section_idx))
     return symbols
 
 

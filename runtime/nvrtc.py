@@ -66,9 +66,7 @@ def check_arch(arch: str) -> None:
     """Raise InvalidField for a malformed ``arch``, NvrtcError for one that this NVRTC cannot compile for."""
     match = _ARCH.fullmatch(arch)
     if match is None:
-        raise InvalidField(
-            "arch", arch, "sm_<number>, with a or f behind it where wanted, e.g. sm_80, sm_90a"
-        )
+        raise InvalidField("arch", arch, "sm_<number>, with a or f behind it where wanted, e.g. sm_80, sm_90a")
     version, known, needed = nvrtc_version(), supported_archs(), _FIRST_VERSION[match[2]]
     if version >= needed and int(match[1]) in known:
         return
@@ -117,9 +115,7 @@ def compile_cubin(
         log = _fetch(program, "ProgramLog").rstrip(b"\0 \n").decode(errors="replace")
         if int(status[0]) != 0:
             saved = _save(dump_dir, name, source, headers)
-            raise NvrtcError(
-                f"{name} does not compile for {arch}: {status[0].name}", log=log, source_path=saved
-            )
+            raise NvrtcError(f"{name} does not compile for {arch}: {status[0].name}", log=log, source_path=saved)
         cubin = _fetch(program, "CUBIN")
     finally:
         driver_api.call("nvrtcDestroyProgram", program, library="nvrtc", error=NvrtcError)
@@ -156,9 +152,7 @@ def _check_options(options: Sequence[str]) -> None:
     for option in options:
         if _RESERVED_OPTION.match(option):
             hint = "The architecture is an argument of its own; files come from `headers` alone"
-            raise InvalidField(
-                "options", option, f"NVRTC options other than {_RESERVED_OPTION.pattern}", hint
-            )
+            raise InvalidField("options", option, f"NVRTC options other than {_RESERVED_OPTION.pattern}", hint)
 
 
 def _save(dump_dir: Path | None, name: str, source: str, headers: Mapping[str, str]) -> str:

@@ -28,16 +28,12 @@ hypothesis.settings.load_profile("ci" if IN_CI else "dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="write the golden files instead of comparing"
-    )
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-golden") and IN_CI:
-        raise pytest.UsageError(
-            "--update-golden is refused in CI: golden files are written by a person who reads them"
-        )
+        raise pytest.UsageError("--update-golden is refused in CI: golden files are written by a person who reads them")
 
 
 @pytest.fixture
@@ -60,9 +56,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail(f"{path} does not exist; write it with --update-golden if this is right:\n{text}")
         expected = path.read_text()
         if text != expected:
-            lines = difflib.unified_diff(
-                expected.splitlines(), text.splitlines(), str(path), "this run", lineterm=""
-            )
+            lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "this run", lineterm="")
             pytest.fail("the text has changed (--update-golden takes it):\n" + "\n".join(lines))
 
     return compare

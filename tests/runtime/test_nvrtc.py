@@ -16,8 +16,7 @@ from liquidcp_runtime import cubin, driver_api, nvrtc
 HEADERS = {
     "liquidcp/common/two.cuh": "#pragma once\n__device__ inline int two() { return 2; }\n",
     "liquidcp/common/four.cuh": (
-        "#pragma once\n#include <liquidcp/common/two.cuh>\n"
-        "__device__ inline int four() { return two() * two(); }\n"
+        "#pragma once\n#include <liquidcp/common/two.cuh>\n__device__ inline int four() { return two() * two(); }\n"
     ),
 }
 SOURCE = """#include <liquidcp/common/four.cuh>
@@ -132,9 +131,7 @@ def test_reserved_options_are_refused(option: str) -> None:
         nvrtc.compile_cubin(SOURCE, HEADERS, "sm_80", options=[option])
 
 
-@pytest.mark.parametrize(
-    "name", ["/a.cuh", "a/../b.cuh", "./a.cuh", "a//b.cuh", "a\\b.cuh", "", "kernel.cu", "a/"]
-)
+@pytest.mark.parametrize("name", ["/a.cuh", "a/../b.cuh", "./a.cuh", "a//b.cuh", "a\\b.cuh", "", "kernel.cu", "a/"])
 def test_header_names_are_canonical(name: str) -> None:
     with pytest.raises(InvalidField, match="headers"):
         nvrtc.compile_cubin(SOURCE, {name: ""}, "sm_80")

@@ -70,9 +70,7 @@ MASKS: list[tuple[Mask, tuple[int, ...]]] = [
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize(("mask", "lengths"), MASKS, ids=lambda x: x.type if isinstance(x, Mask) else None)
-def test_reference_is_the_naive_loop(
-    mask: Mask, lengths: tuple[int, ...], softcap: float | None, sinks: bool
-) -> None:
+def test_reference_is_the_naive_loop(mask: Mask, lengths: tuple[int, ...], softcap: float | None, sinks: bool) -> None:
     problem = PrefillProblem(lengths=lengths, mask=mask, softcap=softcap, sinks=sinks, **HEADS)
     tensors = inputs(problem)
     out, lse = reference_attention(problem, *tensors)
@@ -89,9 +87,7 @@ def test_reference_is_the_naive_loop(
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_other_key_lengths_and_decode(
-    pairs: list[tuple[int, int]], decode: bool, mask: Mask, sinks: bool
-) -> None:
+def test_other_key_lengths_and_decode(pairs: list[tuple[int, int]], decode: bool, mask: Mask, sinks: bool) -> None:
     fields: dict[str, Any] = {"mask": mask, "sinks": sinks, "softmax_scale": 0.7, **HEADS}
     if decode:
         problem: Problem = DecodeProblem(requests=tuple(Request(a, b) for a, b in pairs), **fields)
@@ -158,9 +154,7 @@ def test_baseline_errs_as_its_dtype_does(dtype: DType, extra: dict[str, Any]) ->
     assert report.ok()
 
 
-def broken_report(
-    change: Any, dtype: DType = DType.BF16, lengths: tuple[int, ...] = (300, 20)
-) -> ErrorReport:
+def broken_report(change: Any, dtype: DType = DType.BF16, lengths: tuple[int, ...] = (300, 20)) -> ErrorReport:
     """The report of a perfect result after ``change(out, lse)``."""
     problem = PrefillProblem(lengths=lengths, dtype=dtype, **HEADS)
     tensors = inputs(problem)
