@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
 COMPILER = "g++"
 # One symbol a library: several kernels are loaded in one process, each with a scheduler of its own.
-FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 MESSAGE_BYTES = 1000
 
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 
 namespace {
 
@@ -16,11 +15,11 @@ const liquidcp::KernelParams* kernel_params;
 
 void thread_body() {
   KERNEL_NAME(*kernel_params);
-  if (!scheduler.current->open_copies.empty() || !scheduler.current->copy_groups.empty()) {
-    const auto& groups = scheduler.current->copy_groups;
-    const bool pending = std::any_of(groups.begin(), groups.end(), [](const auto& group) { return !group.empty(); });
-    if (pending || !scheduler.current->open_copies.empty()) scheduler.fail("leaves the kernel with copies on their way");
-  }
+  const Thread& thread = *scheduler.current;
+  const bool copies = !thread.open_copies.empty() ||
+                      std::any_of(thread.copy_groups.begin(), thread.copy_groups.end(),
+                                  [](const auto& group) { return !group.empty(); });
+  if (copies) scheduler.fail("leaves the kernel with copies on their way");
   scheduler.finish();
 }
 
@@ -46,6 +45,10 @@ extern "C" __attribute__((visibility("default"))) int emulator_launch(const void
   std::vector<Cta> ctas = make_ctas(num_ctas);
   std::vector<Thread> threads(static_cast<size_t>(num_ctas) * NUM_THREADS);
   const Stacks stacks(threads.size());
+  if (!stacks.exist()) {
+    snprintf(message, message_bytes, "no memory for the stacks of %zu threads", threads.size());
+    return 1;
+  }
   for (size_t i = 0; i < threads.size(); ++i) {
     threads[i].idx = static_cast<int>(i % NUM_THREADS);
     threads[i].cta = &ctas[i / NUM_THREADS];

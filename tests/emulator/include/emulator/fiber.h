@@ -44,11 +44,15 @@ class Stacks {
   explicit Stacks(size_t count) : page_(sysconf(_SC_PAGESIZE)), size_(count * (BYTES + page_)) {
     base_ = static_cast<char*>(
         mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (base_ == MAP_FAILED) return;
     for (size_t i = 0; i < count; ++i) mprotect(base_ + i * (BYTES + page_), page_, PROT_NONE);
   }
-  ~Stacks() { munmap(base_, size_); }
+  ~Stacks() {
+    if (exist()) munmap(base_, size_);
+  }
   Stacks(const Stacks&) = delete;
 
+  bool exist() const { return base_ != MAP_FAILED; }
   char* stack(size_t i) const { return base_ + i * (BYTES + page_) + page_; }
 
  private:
