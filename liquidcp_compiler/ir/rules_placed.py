@@ -1,4 +1,4 @@
-"""Rules of placed graphs: tiles, operands, and who contributes to what."""
+"""Rules of placed graphs: operands, and who contributes to what."""
 
 from __future__ import annotations
 
@@ -11,57 +11,8 @@ from liquidcp_compiler.ir.intervals import IntArray, expand, merge_sorted
 from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.regions import needed_tiles
 from liquidcp_compiler.ir.tasks import Direction, TaskKind
-from liquidcp_compiler.ir.tiles import TileTable
 
 Findings = Iterator[tuple[int, str]]
-
-
-def tiles_partition_tokens(graph: TaskGraph) -> Findings:
-    """Query tiles hold every (token, head) of every sequence once; KV tiles every token once."""
-    p = graph.problem
-    q, kv = graph.q_tiles, graph.kv_tiles
-    for name, tiles, lengths, heads in (("q", q, p.q_lengths, p.num_heads_q), ("kv", kv, p.kv_lengths_array, 1)):
-        if len(tiles) and (tiles.sequence.min() < 0 or tiles.sequence.max() >= p.num_sequences or tiles.rows.min() < 1):
-            yield -1, f"a {name} tile is empty or names a sequence outside 0 to {p.num_sequences - 1}"
-            return
-        weight = tiles.rows * (tiles.num_heads if name == "q" else 1)
-        held = np.bincount(tiles.sequence, weight, minlength=p.num_sequences).astype(np.int64)
-        for s in np.flatnonzero(held != lengths * heads)[:1]:
-            yield -1, f"{name} tiles of sequence {s} hold {held[s] // heads} tokens of {lengths[s]}"
-        yield from _no_token_twice(name, tiles, lengths)
-
-
-def _no_token_twice(name: str, tiles: TileTable, lengths: IntArray) -> Findings:
-    outside = (tiles.first_token < 0) | (tiles.last_token >= lengths[tiles.sequence])
-    for i in np.flatnonzero(outside)[:1]:
-        yield -1, f"{name} tile {i} holds tokens past the end of sequence {tiles.sequence[i]}"
-    shard = np.lexsort((tiles.position, tiles.head, tiles.phase, tiles.group, tiles.sequence))
-    same = np.ones(max(len(shard) - 1, 0), bool)
-    for column in (tiles.sequence, tiles.group, tiles.phase, tiles.head):
-        same &= column[shard[1:]] == column[shard[:-1]]
-    ends = tiles.position + tiles.rows
-    twice = same & (tiles.position[shard[1:]] < ends[shard[:-1]])
-    for i in np.flatnonzero(twice)[:1]:
-        yield -1, f"{name} tiles {shard[i]} and {shard[i + 1]} hold the same tokens"
-
-
-def owners_exist(graph: TaskGraph) -> Findings:
-    """Owners are ranks of the world; query tiles are not replicated."""
-    for name, tiles, low in (("q", graph.q_tiles, 0), ("kv", graph.kv_tiles, -1)):
-        bad = (tiles.rank < low) | (tiles.rank >= graph.world)
-        for i in np.flatnonzero(bad)[:1]:
-            yield -1, f"{name} tile {i} is owned by rank {tiles.rank[i]} of {graph.world}"
-
-
-def slots_are_packed(graph: TaskGraph) -> Findings:
-    """The slots of a rank are 0, 1, 2, … without gaps or repeats."""
-    for name, tiles in (("q", graph.q_tiles), ("kv", graph.kv_tiles)):
-        own = np.flatnonzero(tiles.rank >= 0)
-        order = own[np.lexsort((tiles.slot[own], tiles.rank[own]))]
-        start = np.searchsorted(tiles.rank[order], tiles.rank[order])
-        bad = tiles.slot[order] != np.arange(len(order)) - start
-        for i in order[np.flatnonzero(bad)[:1]]:
-            yield -1, f"{name} tile {i} has slot {tiles.slot[i]} on rank {tiles.rank[i]}; slots must be 0, 1, 2, …"
 
 
 def operands_exist(graph: TaskGraph) -> Findings:

@@ -9,7 +9,7 @@ import numpy as np
 from liquidcp_compiler.ir.arrivals import arrival_classes
 from liquidcp_compiler.ir.dependencies import done_by_queues, items_of, run_order
 from liquidcp_compiler.ir.graph import TaskGraph, format_items
-from liquidcp_compiler.ir.intervals import IntArray
+from liquidcp_compiler.ir.intervals import IntArray, expand
 from liquidcp_compiler.ir.layout import Formation, Space
 from liquidcp_compiler.ir.tasks import TaskKind
 
@@ -38,6 +38,18 @@ def source_holds_item(graph: TaskGraph) -> Findings:
     missing = pull & (prefix[hi] - prefix[lo] < hi - lo)
     for i in task[missing][:1]:
         yield int(i), f"rank {graph.tasks.peer[i]} never holds {format_items(graph.task(int(i)).reads)}"
+
+
+def states_with_their_tiles(graph: TaskGraph) -> Findings:
+    """A rank that makes or pulls a state holds the query tile that the state is of: it knows rows and heads from it."""
+    items, t = items_of(graph), graph.tasks
+    row, lo, hi = t.writes.of_space(Space.STATE)
+    others = t.kind[row] != TaskKind.COMPUTE  # a compute reads its query tiles itself
+    row, lo, hi = row[others], lo[others], hi[others]
+    task, tile = np.repeat(row, hi - lo), graph.states[expand(lo, hi)]
+    number = items.bases[Space.Q] + items.counts[Space.Q] * t.rank[task] + tile
+    for i in np.flatnonzero(~items.owned[number] & (items.producer[number] < 0))[:1]:
+        yield int(task[i]), f"rank {t.rank[task[i]]} gets a state of q {tile[i]} without that query tile; pull it too"
 
 
 def reads_available(graph: TaskGraph) -> Findings:
@@ -77,6 +89,9 @@ def formation_legal(graph: TaskGraph) -> Findings:
         yield int(i), f"ready({t.tau_min[i]}, {t.tau_max[i]}) needs 1 <= tau_min <= tau_max"
     for i in np.flatnonzero(ready & (t.kind != TaskKind.COMPUTE))[:1]:
         yield int(i), "only a compute forms by readiness"
+    shapeless = (t.kind == TaskKind.COMPUTE) & ~np.isin(t.formation, (Formation.READY, Formation.STATIC))
+    for i in np.flatnonzero(shapeless)[:1]:
+        yield int(i), "a compute forms ready or static"
     for i in np.flatnonzero(ready & _writes_states(graph))[:1]:
         yield int(i), "a ready-formed compute merges into an output, not into states"
     classes = arrival_classes(graph)

@@ -17,6 +17,44 @@ from liquidcp_compiler.ir.tasks import TaskKind
 Findings = Iterator[tuple[int, str]]
 
 
+def signals_of_ranks(graph: SyncedGraph) -> Findings:
+    """Signals go rank by rank; each rank's begin with its READY, expecting 1, and its DONE, which the last pull of
+    every other rank from it sets; an item or a sequence of a rank has one signal at most."""
+    s, world = graph.signals, graph.world
+    start = np.searchsorted(s.rank, np.arange(world))
+    if (np.diff(s.rank) < 0).any():
+        yield -1, "signals must be sorted by rank"
+        return
+    for place, kind in ((start, SignalKind.READY), (start + 1, SignalKind.DONE)):
+        found = np.flatnonzero(s.kind == kind)
+        if not np.array_equal(found, place) or not np.array_equal(s.rank[found], np.arange(world)):
+            yield -1, f"the signals of each rank begin with one ready and one done; {kind.name.lower()} is not so"
+            return
+    for i in start[s.expected[start] != 1][:1]:
+        yield -1, f"{signal_name(graph, int(i))} expects {s.expected[i]}; the rank itself sets it, once"
+    big = max(graph.problem.num_sequences, *(graph.num_items(space) for space in Space if space), 1)
+    key = ((s.rank * 2 + (s.kind == SignalKind.PREFIX)) * len(Space) + s.space) * big + s.item
+    named = np.flatnonzero((s.space != Space.NONE) | (s.kind == SignalKind.PREFIX))
+    first = np.unique(key[named], return_index=True)[1]
+    for i in np.delete(named, first)[:1]:
+        yield -1, f"{signal_name(graph, int(i))} is there twice"
+    yield from _done_by_last_pulls(graph)
+
+
+def _done_by_last_pulls(graph: SyncedGraph) -> Findings:
+    """DONE of a rank is set by each other rank's last pull from it."""
+    s, t, world = graph.signals, graph.tasks, graph.world
+    pulls = np.flatnonzero(t.kind == TaskKind.TRANSFER)
+    last = np.full(world * world, -1, np.int64)
+    last[t.rank[pulls] * world + t.peer[pulls]] = pulls
+    last = last[last >= 0]
+    of_done = s.kind[s.set_signal] == SignalKind.DONE
+    wanted, given = last * world + t.peer[last], s.set_task[of_done] * world + s.rank[s.set_signal[of_done]]
+    for i in np.setxor1d(wanted, given)[:1]:
+        task, rank = int(i // world), i % world
+        yield task, f"done of rank {rank} is set by each rank's last pull from it, and by nothing else"
+
+
 def signals_are_set(graph: SyncedGraph) -> Findings:
     """Every signal is set as often as it expects (READY once, by its rank's staging), and no wait asks for more."""
     s = graph.signals

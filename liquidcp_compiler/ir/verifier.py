@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from liquidcp_compiler.errors import VerificationError
-from liquidcp_compiler.ir import rules_authored, rules_placed, rules_planned, rules_synced
+from liquidcp_compiler.ir import rules_authored, rules_placed, rules_planned, rules_synced, rules_tiles
 from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, PlannedGraph, Stage
 
 Finding = tuple[int, str]
@@ -35,9 +35,9 @@ AUTHORED = (
     Rule("regions-cover-once", rules_authored.regions_cover_once, ("regions",)),
 )
 PLACED = (
-    Rule("tiles-partition-tokens", rules_placed.tiles_partition_tokens, _TILES),
-    Rule("owners-exist", rules_placed.owners_exist, _TILES),
-    Rule("slots-are-packed", rules_placed.slots_are_packed, _TILES),
+    Rule("tiles-partition-tokens", rules_tiles.tiles_partition_tokens, _TILES),
+    Rule("owners-exist", rules_tiles.owners_exist, _TILES),
+    Rule("slots-are-packed", rules_tiles.slots_are_packed, _TILES),
     Rule("operands-exist", rules_placed.operands_exist, _TASKS),
     Rule("task-shape", rules_placed.task_shape, _TASKS),
     Rule("one-sequence-a-task", rules_placed.one_sequence_a_task, _TASKS),
@@ -50,12 +50,14 @@ PLANNED = (
     *PLACED,
     Rule("pulled-once", rules_planned.pulled_once, _TASKS),
     Rule("source-holds-item", rules_planned.source_holds_item, _TASKS),
+    Rule("states-with-their-tiles", rules_planned.states_with_their_tiles, _TASKS),
     Rule("reads-available", rules_planned.reads_available, _TASKS),
     Rule("no-deadlock", rules_planned.no_deadlock, _TASKS),
     Rule("formation-legal", rules_planned.formation_legal, _TASKS),
 )
 SYNCED = (
     *PLANNED,
+    Rule("signals-of-ranks", rules_synced.signals_of_ranks, (*_TASKS, "signals")),
     Rule("signals-are-set", rules_synced.signals_are_set, (*_TASKS, "signals")),
     Rule("reads-are-waited-for", rules_synced.reads_are_waited_for, (*_TASKS, "signals")),
 )
