@@ -40,6 +40,7 @@ def run_ranks(scenario: str, size: int, folder: Path) -> list[dict]:
     return [json.loads(out.splitlines()[-1]) for out, _ in texts]
 
 
+@pytest.mark.slow
 def test_four_processes_get_the_right_numbers(tmp_path: Path) -> None:
     answers = run_ranks("exact", 4, tmp_path)
     for answer in answers:
@@ -51,6 +52,7 @@ def test_four_processes_get_the_right_numbers(tmp_path: Path) -> None:
         assert rounded[1] <= 1e-5
 
 
+@pytest.mark.slow
 def test_different_plans_are_refused_on_every_rank(tmp_path: Path) -> None:
     for answer in run_ranks("mismatch", 3, tmp_path):
         assert answer["error"] == "PlanMismatchError"
