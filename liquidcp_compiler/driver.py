@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from liquidcp_compiler.errors import InvalidField, PassError
+import numpy as np
+
+from liquidcp_compiler.errors import InvalidField, OutOfResources, PassError
 from liquidcp_compiler.ir.author import author, caller
-from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, PlacedGraph, PlannedGraph, SyncedGraph
+from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, PlacedGraph, PlannedGraph, SyncedGraph, TaskGraph
+from liquidcp_compiler.ir.intervals import expand
+from liquidcp_compiler.ir.layout import Formation, Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import DecodeProblem, Problem
-from liquidcp_compiler.passes.base import AnyPass, PassContext
+from liquidcp_compiler.ir.problem_fields import flag, whole_number
+from liquidcp_compiler.passes.base import AnyPass, Pass, PassContext
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
 from liquidcp_compiler.passes.explicit import Explicit
 from liquidcp_compiler.passes.insert_sync import InsertSync
 from liquidcp_compiler.passes.insert_transfers import InsertTransfers
-from liquidcp_compiler.passes.lower import lower
+from liquidcp_compiler.passes.lower import check_lengths, lower
 from liquidcp_compiler.passes.order import Order
 from liquidcp_compiler.passes.pipeline import Pipeline
 from liquidcp_compiler.passes.split_kv import SplitKv
@@ -65,14 +70,18 @@ def compile_plan(
         placement: a name (``zigzag-all``, ``dcp``) or a placement pass; None takes ``zigzag-all`` for prefill and
             ``dcp`` for decode problems.
         passes: the whole pipeline, instead of the default one; must end with a synced graph.
-        deterministic: static formation and merges in plan order: bit-identical runs.
+        deterministic: static formation and merges in plan order: bit-identical runs. A graph or passes that make
+            anything else are refused.
         verify: ``each``, ``final`` or ``off``; None takes LIQUIDCP_VERIFY.
-        workspace_limit: most bytes of buffers a rank may need.
+        workspace_limit: most bytes of buffers a rank may need (``Plan.workspace_bytes``).
 
-    Raises InvalidField, PassError, VerificationError.
+    Raises InvalidField, PassError, VerificationError, OutOfResources.
     """
     world = check_world(cp_size)
+    _check_options(problem, passes, workspace_limit)
+    deterministic = flag("deterministic", deterministic)
     graph = author(problem, loc=caller()) if isinstance(problem, Problem) else problem
+    check_lengths(graph.problem)
     if passes is not None and placement is not None:
         raise InvalidField("placement", placement, "either placement or passes, not both")
     chosen = passes if passes is not None else passes_for(graph, placement, deterministic)
@@ -84,7 +93,39 @@ def compile_plan(
         )
     if synced.world != world:
         raise InvalidField("cp_size", world, f"{synced.world}, as the graph says")
-    return Compiled(plan=lower(synced, pipeline.spec), graph=synced, seconds=seconds)
+    if deterministic:
+        _check_deterministic(synced)
+    plan = lower(synced, pipeline.spec)
+    if workspace_limit is not None and plan.workspace_bytes() > workspace_limit:
+        hint = "Use more ranks, smaller tiles, or a larger workspace_limit"
+        raise OutOfResources("workspace_limit, bytes of a rank", plan.workspace_bytes(), workspace_limit, hint)
+    return Compiled(plan=plan, graph=synced, seconds=seconds)
+
+
+def _check_options(problem: object, passes: object, workspace_limit: object) -> None:
+    """What a type checker would say, where nobody asked one. Raises InvalidField."""
+    if not isinstance(problem, Problem | AuthoredGraph | TaskGraph):
+        raise InvalidField("problem", problem, "a PrefillProblem, a DecodeProblem, or a graph")
+    if passes is not None and (not isinstance(passes, tuple | list) or not all(isinstance(p, Pass) for p in passes)):
+        raise InvalidField("passes", passes, "a tuple of passes", "parse_pipeline makes one of text")
+    if workspace_limit is not None:
+        whole_number("workspace_limit", workspace_limit)
+
+
+def _check_deterministic(graph: SyncedGraph) -> None:
+    """Raises InvalidField for a graph whose results depend on the order in which things happen."""
+    t = graph.tasks
+    _, lo, hi = t.writes.of_space(Space.OUT)
+    writers = np.bincount(expand(lo, hi), minlength=len(graph.q_tiles))
+    ready = np.flatnonzero(t.formation == Formation.READY)
+    why = ""
+    if len(ready):
+        why = f"{graph.task_name(int(ready[0]))} merges keys in the order in which they arrive"
+    elif (writers > 1).any():
+        why = f"several tasks merge into out {int(np.argmax(writers > 1))}, in the order in which they end"
+    if why:
+        hint = "Form statically, and merge with one reduction an output"
+        raise InvalidField("deterministic", True, f"False with this graph or these passes, since {why}", hint)
 
 
 def passes_for(graph: AnyGraph, placement: str | AnyPass | None, deterministic: bool = False) -> tuple[AnyPass, ...]:
@@ -112,15 +153,16 @@ def placement_pass(problem: Problem, placement: str | AnyPass | None) -> AnyPass
     """The placement pass for a name, or for the kind of problem if there is none."""
     if placement is None:
         placement = Dcp.name if isinstance(problem, DecodeProblem) else ZigzagAll.name
-    if not isinstance(placement, str):
+    if isinstance(placement, Pass):
         return placement
-    if placement not in PLACEMENTS:
-        raise InvalidField("placement", placement, ", ".join(PLACEMENTS))
+    if not isinstance(placement, str) or placement not in PLACEMENTS:
+        raise InvalidField("placement", placement, f"{', '.join(PLACEMENTS)}, or a placement pass")
     return PLACEMENTS[placement]()
 
 
 def check_world(cp_size: object) -> int:
     """A number of ranks as an int. Raises InvalidField."""
-    if isinstance(cp_size, bool) or not isinstance(cp_size, int) or not 1 <= cp_size <= MAX_WORLD:
-        raise InvalidField("cp_size", cp_size, f"a whole number of ranks, 1 to {MAX_WORLD}")
-    return cp_size
+    try:
+        return whole_number("cp_size", cp_size, 1, MAX_WORLD)
+    except InvalidField:
+        raise InvalidField("cp_size", cp_size, f"a whole number of ranks, 1 to {MAX_WORLD}") from None

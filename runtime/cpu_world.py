@@ -9,8 +9,9 @@ from torch import Tensor
 
 from liquidcp_compiler.errors import InvalidField, PlanError
 from liquidcp_compiler.ir.plan import Plan
+from liquidcp_compiler.ir.problem_fields import whole_number
 from liquidcp_runtime.interpreter import interpret
-from liquidcp_runtime.plan_check import check_plan
+from liquidcp_runtime.plan_check import check_is_plan, check_plan
 from liquidcp_runtime.scheduling import schedule
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
 from liquidcp_runtime.tensor_check import check_result, check_sinks, packed
@@ -40,9 +41,7 @@ def cpu(
         return ProcessWorld(group, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
     if timeout_s is not None:
         raise InvalidField("timeout_s", timeout_s, "None without a process group: nothing waits for another process")
-    if world_size is not None and (not isinstance(world_size, int) or world_size < 1):
-        raise InvalidField("world_size", world_size, "a whole number of ranks, at least 1")
-    return CpuWorld(world_size)
+    return CpuWorld(None if world_size is None else whole_number("world_size", world_size, 1))
 
 
 class CpuWorld:
@@ -77,6 +76,7 @@ class CpuWorld:
 
         Raises TensorError, PlanError (another world size), ScheduleError or DeadlockError (a damaged plan).
         """
+        check_is_plan(plan)
         if self.world_size not in (None, plan.world):
             raise PlanError(f"the plan is for {plan.world} ranks, this world has {self.world_size}; plan again")
         problem = plan.problem

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from liquidcp_compiler.errors import ScheduleError
+from liquidcp_compiler.errors import PlanError, ScheduleError
 from liquidcp_compiler.ir.layout import Formation, SignalKind, Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.event_tables import CoreTables, core_tables, rank_of, row_q_tiles, word_name
@@ -27,6 +27,12 @@ _SAME_ITEM = {
     Space.KV: ("tile", "rows", "position", "interleave", "group", "phase"),
     Space.STATE: ("state", "owner"),
 }
+
+
+def check_is_plan(plan: object) -> None:
+    """Raise PlanError for anything but a plan, such as the problem it is to be made from."""
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan is a {type(plan).__name__}; allowed: what liquidcp_compiler.plan or Plan.load returns")
 
 
 def check_plan(plan: Plan) -> None:

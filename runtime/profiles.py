@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.plan import Plan
+from liquidcp_compiler.ir.problem_fields import one_of, whole_number
 from liquidcp_runtime.event_core import Durations
 from liquidcp_runtime.event_tables import core_tables, row_q_tiles
 
@@ -21,6 +21,9 @@ PROFILES: dict[str, str] = {
     "late-rank": "one rank stages its inputs, and so becomes readable, late",
     "lifo": "copies in flight complete in the reverse of queue order",
 }
+
+
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +50,10 @@ class CostModel:
 def hostile_durations(plan: Plan, profile: str, seed: int, num_comm: int, num_compute: int) -> Durations:
     """Durations of a profile (see :data:`PROFILES`), reproducible from ``seed``; the unit is arbitrary.
 
-    Raises InvalidField for an unknown profile.
+    Raises InvalidField for an unknown profile, and for a seed that is no whole number from 0 to ``MAX_SEED``.
     """
-    if profile not in PROFILES:
-        raise InvalidField("profile", profile, ", ".join(PROFILES))
+    one_of("profile", profile, PROFILES)
+    seed = whole_number("seed", seed, 0, MAX_SEED)
     rng = np.random.default_rng(seed)
     num_transfers, num_ctas = len(plan.tables["transfers"]), num_comm + num_compute
     transfer = rng.exponential(1.0, num_transfers)

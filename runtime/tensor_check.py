@@ -43,6 +43,8 @@ def check_kind(name: str, x: Any, dtype: torch.dtype) -> None:
         raise TensorError(name, "type", type(x).__name__, "a torch tensor")
     if x.device.type != "cpu":
         raise TensorError(name, "device", x.device, "cpu", "move it with .cpu(), or use a world on the GPU")
+    if x.layout != torch.strided:
+        raise TensorError(name, "layout", x.layout, torch.strided, "make it dense with .to_dense()")
     if x.dtype != dtype:
         raise TensorError(name, "dtype", x.dtype, dtype, "the problem's dtype")
 
@@ -67,6 +69,9 @@ def check_result(name: str, x: Tensor | None, shape: tuple[int, ...], dtype: tor
     check_kind(name, x, dtype)
     if tuple(x.shape) != shape:
         raise TensorError(name, "shape", tuple(x.shape), shape)
+    if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        hint = "an expanded tensor has one place for many results; pass .contiguous()"
+        raise TensorError(name, "strides", x.stride(), "a place of its own for each element", hint)
 
 
 def _packed(name: str, x: Tensor, lengths: list[int], heads: int, head_dim: int) -> Tensor:

@@ -69,6 +69,8 @@ def run(arguments: Sequence[str] | None) -> int:
         return 1
     except OSError as error:
         return _bad_input(f"{error.filename or 'file'}: {error.strerror or error}")
+    except MemoryError as error:
+        return _bad_input(f"memory: {error or 'used up'}; plan a smaller batch, or one with larger tiles")
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

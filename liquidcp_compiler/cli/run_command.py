@@ -49,7 +49,9 @@ def run_command(
     tensors: Annotated[
         Path | None, typer.Option("--tensors", metavar="FILE", help="q, k, v, sinks from .pt or .npz. Default: random.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random tensors and of the interleaving.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of random tensors and of the interleaving.")
+    ] = 0,
     profile: Annotated[
         str | None,
         typer.Option("--profile", metavar="NAME", help="Which interleavings the interpreter samples. Default: random."),

@@ -22,6 +22,7 @@ from liquidcp_compiler.ir.mask_bound import BoundMask, Int64Array
 from liquidcp_compiler.ir.problem_dtype import DType
 from liquidcp_compiler.ir.problem_fields import (
     MAX_HEADS,
+    MAX_INT32,
     check_total,
     flag,
     known_keys,
@@ -282,7 +283,7 @@ class DecodeProblem(Problem):
             raise InvalidField("requests", requests, "a list of requests {history, query}")
         self._set("requests", tuple(_request(f"requests[{i}]", r) for i, r in enumerate(requests)))
         check_total("requests", (r.history + r.query for r in self.requests))
-        self._set("interleave", whole_number("interleave", self.interleave, 1))
+        self._set("interleave", whole_number("interleave", self.interleave, 1, MAX_INT32))
         self._set("new_kv", one_of("new_kv", self.new_kv, ("chunk", "in_cache")))
         self._set("exchange_dtype", DType(one_of("exchange_dtype", self.exchange_dtype, (DType.FP32, DType.BF16))))
 

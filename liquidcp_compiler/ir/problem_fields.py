@@ -13,6 +13,8 @@ from liquidcp_compiler.errors import InvalidField, TensorError
 MAX_TOKENS = 2**40
 """Most tokens of one batch. Keeps every sum and every element offset far inside int64."""
 MAX_HEADS = 2**16
+MAX_INT32 = 2**31 - 1
+"""Most that a field of a plan's tables holds."""
 _FP32_NORMAL = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 
 

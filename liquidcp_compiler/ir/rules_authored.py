@@ -25,7 +25,9 @@ def regions_cover_once(graph: AuthoredGraph) -> Iterator[tuple[int, str]]:
     """The regions of a sequence cover queries x keys, and do not overlap."""
     r, p = graph.regions, graph.problem
     area = (r.q_hi - r.q_lo) * (r.kv_hi - r.kv_lo)
-    covered = np.bincount(r.sequence, area, minlength=p.num_sequences).astype(np.int64)
+    # Not bincount: its sums are float64, and a sequence of 100 million tokens has more pairs than that counts exactly.
+    covered = np.zeros(p.num_sequences, np.int64)
+    np.add.at(covered, r.sequence, area)
     whole = p.q_lengths * p.kv_lengths_array
     for s in np.flatnonzero(covered != whole)[:1]:
         yield -1, f"regions of sequence {s} cover {covered[s]} query-key pairs of {whole[s]}"

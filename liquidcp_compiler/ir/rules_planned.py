@@ -11,6 +11,7 @@ from liquidcp_compiler.ir.dependencies import done_by_queues, items_of, run_orde
 from liquidcp_compiler.ir.graph import TaskGraph, format_items
 from liquidcp_compiler.ir.intervals import IntArray, expand
 from liquidcp_compiler.ir.layout import Formation, Space
+from liquidcp_compiler.ir.problem_fields import MAX_INT32
 from liquidcp_compiler.ir.tasks import TaskKind
 
 Findings = Iterator[tuple[int, str]]
@@ -84,9 +85,9 @@ def formation_legal(graph: TaskGraph) -> Findings:
     all rows of the (rank, sequence) agree; thresholds are 1 <= tau_min <= tau_max."""
     t = graph.tasks
     ready = t.formation == Formation.READY
-    bad = ready & ((t.tau_min < 1) | (t.tau_max < t.tau_min))
+    bad = ready & ((t.tau_min < 1) | (t.tau_max < t.tau_min) | (t.tau_max > MAX_INT32))
     for i in np.flatnonzero(bad)[:1]:
-        yield int(i), f"ready({t.tau_min[i]}, {t.tau_max[i]}) needs 1 <= tau_min <= tau_max"
+        yield int(i), f"ready({t.tau_min[i]}, {t.tau_max[i]}) needs 1 <= tau_min <= tau_max <= {MAX_INT32}"
     for i in np.flatnonzero(ready & (t.kind != TaskKind.COMPUTE))[:1]:
         yield int(i), "only a compute forms by readiness"
     shapeless = (t.kind == TaskKind.COMPUTE) & ~np.isin(t.formation, (Formation.READY, Formation.STATIC))

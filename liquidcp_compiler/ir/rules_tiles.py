@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from liquidcp_compiler.ir.graph import TaskGraph
+from liquidcp_compiler.ir.problem_fields import MAX_INT32
 from liquidcp_compiler.ir.tiles import TileTable
 
 Findings = Iterator[tuple[int, str]]
-
-#: Plans keep groups, phases and interleaves in 32 bits.
-_MOST = 2**31 - 1
 
 
 def tiles_partition_tokens(graph: TaskGraph) -> Findings:
@@ -41,11 +39,11 @@ def _shards_exist(name: str, tiles: TileTable, num_heads: int) -> Findings:
     bad = (tiles.head < 0) | (tiles.num_heads < 1) | (last_head > num_heads)
     for i in np.flatnonzero(bad)[:1]:
         yield -1, f"{name} tile {i} has heads {tiles.head[i]}:{last_head[i]} of {num_heads}"
-    bad = (tiles.group < 1) | (tiles.interleave < 1) | (np.maximum(tiles.group, tiles.interleave) > _MOST)
+    bad = (tiles.group < 1) | (tiles.interleave < 1) | (np.maximum(tiles.group, tiles.interleave) > MAX_INT32)
     bad |= (tiles.phase < 0) | (tiles.phase >= tiles.group)
     for i in np.flatnonzero(bad)[:1]:
         shard = f"every {tiles.group[i]} by {tiles.interleave[i]} phase {tiles.phase[i]}"
-        yield -1, f"{name} tile {i} is of shard {shard}; a phase is below its group, and neither exceeds {_MOST}"
+        yield -1, f"{name} tile {i} is of shard {shard}; a phase is below its group, and neither exceeds {MAX_INT32}"
     if name == "q":
         for i in np.flatnonzero(tiles.group != 1)[:1]:
             yield -1, f"q tile {i} is interleaved; query tiles hold tokens that follow each other"

@@ -23,6 +23,9 @@ from liquidcp_compiler.ir.tiles import REPLICATED, TileTable
 #: Tiles, states or outputs there are, by space.
 Limits = dict[Space, int]
 
+#: Ids that one line may declare: more than any graph has, and little enough for a list of them.
+MAX_IDS = 2**22
+
 TILE_COLUMNS = ("sequence", "position", "rows", "group", "interleave", "phase", "rank", "slot", "head", "num_heads")
 
 
@@ -32,6 +35,8 @@ def take_next_ids(line: Line, word: str, count: int) -> int:
     lo, hi = line.take_interval(f"{word} ids")
     if lo != count or hi <= lo:
         line.reject(f"{word} ids go on at {count}, found {lo}:{hi}", column)
+    if hi - lo > MAX_IDS:
+        line.reject(f"a line declares at most {MAX_IDS} ids, found {hi - lo}", column)
     return hi - lo
 
 

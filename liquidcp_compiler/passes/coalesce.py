@@ -13,6 +13,7 @@ from liquidcp_compiler.ir.arrivals import arrival_classes
 from liquidcp_compiler.ir.graph import PlannedGraph, TaskGraph
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.ir.layout import Formation, Role, Space
+from liquidcp_compiler.ir.problem_fields import MAX_INT32, positive_float
 from liquidcp_compiler.passes.base import Pass, PassContext
 
 
@@ -40,7 +41,9 @@ class Coalesce(Pass[PlannedGraph, PlannedGraph]):
     def __post_init__(self) -> None:
         if self.formation not in ("ready", "static"):
             raise InvalidField("formation", self.formation, "ready, static")
-        if not 0 < self.min_factor <= self.max_factor:
+        for name in ("min_factor", "max_factor"):
+            positive_float(name, getattr(self, name))
+        if self.min_factor > self.max_factor:
             raise InvalidField("min_factor", self.min_factor, f"above 0, at most max_factor = {self.max_factor}")
 
     def apply(self, graph: PlannedGraph, context: PassContext) -> PlannedGraph:
@@ -55,8 +58,8 @@ class Coalesce(Pass[PlannedGraph, PlannedGraph]):
         t = graph.tasks
         formation, tau_min, tau_max = t.formation.copy(), t.tau_min.copy(), t.tau_max.copy()
         formation[rows] = Formation.READY
-        tau_min[rows] = np.maximum(1, (half * self.min_factor).astype(np.int64))
-        tau_max[rows] = np.maximum(tau_min[rows], (half * self.max_factor).astype(np.int64))
+        tau_min[rows] = np.clip(half * self.min_factor, 1, MAX_INT32).astype(np.int64)
+        tau_max[rows] = np.clip(half * self.max_factor, tau_min[rows], MAX_INT32).astype(np.int64)
         return graph.with_changes(tasks=t.with_columns(formation=formation, tau_min=tau_min, tau_max=tau_max))
 
 

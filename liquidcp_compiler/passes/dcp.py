@@ -11,6 +11,7 @@ from liquidcp_compiler.errors import InvalidField, PassError
 from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.ir.problem import DecodeProblem
+from liquidcp_compiler.ir.problem_fields import MAX_INT32, whole_number
 from liquidcp_compiler.ir.tiles import REPLICATED, TileTable, contiguous_tiles, shard_lengths
 from liquidcp_compiler.passes.base import Pass, PassContext
 from liquidcp_compiler.passes.dcp_tasks import DcpTasks
@@ -45,8 +46,7 @@ class Dcp(Pass[AuthoredGraph, PlacedGraph]):
 
     def __post_init__(self) -> None:
         for name in ("tile", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidField(name, getattr(self, name), "1 or more tokens")
+            whole_number(name, getattr(self, name), 1, MAX_INT32)
 
     def apply(self, graph: AuthoredGraph, context: PassContext) -> PlacedGraph:
         if not isinstance(graph, AuthoredGraph):

@@ -12,6 +12,7 @@ import numpy as np
 from liquidcp_compiler.errors import InvalidField, LiquidCPError
 from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
+from liquidcp_compiler.ir.problem_fields import MAX_INT32, whole_number, whole_numbers
 from liquidcp_compiler.ir.tiles import contiguous_tiles
 from liquidcp_compiler.passes.base import Pass, PassContext
 from liquidcp_compiler.passes.place_prefill import build_prefill, prefill_problem, zigzag_owner
@@ -46,8 +47,7 @@ class Explicit(Pass[AuthoredGraph, PlacedGraph]):
     tile: int = 128
 
     def __post_init__(self) -> None:
-        if self.tile < 1:
-            raise InvalidField("tile", self.tile, "1 or more tokens")
+        whole_number("tile", self.tile, 1, MAX_INT32)
 
     def apply(self, graph: AuthoredGraph, context: PassContext) -> PlacedGraph:
         problem = prefill_problem(graph, self.name)
@@ -101,7 +101,7 @@ def load_places(path: str) -> tuple[SequencePlace, ...]:
     """Reads a placement file. Raises LiquidCPError if it cannot be read, InvalidField if it is not such a file."""
     try:
         data = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise LiquidCPError(f"placement file {path} cannot be read as JSON: {e}") from e
     if not isinstance(data, dict) or data.get("format") != 1 or not isinstance(data.get("sequences"), list):
         raise InvalidField("placement", data, '{"format": 1, "sequences": [{"ranks": [...]} or {"tiles": [...]}, ...]}')
@@ -109,5 +109,5 @@ def load_places(path: str) -> tuple[SequencePlace, ...]:
     for i, item in enumerate(data["sequences"]):
         if not isinstance(item, dict) or set(item) not in ({"ranks"}, {"tiles"}):
             raise InvalidField(f"sequences[{i}]", item, '{"ranks": [...]} or {"tiles": [...]}')
-        places.append(SequencePlace(**{k: tuple(v) for k, v in item.items()}))
+        places.append(SequencePlace(**{k: whole_numbers(f"sequences[{i}].{k}", v) for k, v in item.items()}))
     return tuple(places)

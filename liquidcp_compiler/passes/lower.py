@@ -20,6 +20,8 @@ from liquidcp_compiler.ir.layout import (
 )
 from liquidcp_compiler.ir.local_numbers import LocalNumbers
 from liquidcp_compiler.ir.plan import TABLE_DTYPES, Plan, plan_digest
+from liquidcp_compiler.ir.problem import Problem
+from liquidcp_compiler.ir.problem_fields import MAX_INT32
 from liquidcp_compiler.ir.tasks import TaskKind
 from liquidcp_compiler.passes.lower_tasks import lower_reductions, lower_rows, lower_transfers
 
@@ -110,10 +112,9 @@ def _sequences(graph: SyncedGraph, classes: ArrivalClasses) -> tuple[NDArray, ND
     rank = np.repeat(np.arange(graph.world), n)
     rows = np.zeros(len(rank), TABLE_DTYPES["sequences"])
     rows["sequence"] = np.tile(np.arange(n), graph.world)
-    lengths = {"q_length": graph.problem.q_lengths, "kv_length": graph.problem.kv_lengths_array}
-    for name, values in lengths.items():
-        _check_32_bits("tokens of a sequence", values)
-        rows[name] = np.tile(values, graph.world)
+    check_lengths(graph.problem)
+    rows["q_length"] = np.tile(graph.problem.q_lengths, graph.world)
+    rows["kv_length"] = np.tile(graph.problem.kv_lengths_array, graph.world)
     s = graph.signals
     prefix = s.kind == SignalKind.PREFIX
     key = s.rank[prefix] * n + s.item[prefix]
@@ -125,9 +126,15 @@ def _sequences(graph: SyncedGraph, classes: ArrivalClasses) -> tuple[NDArray, ND
     return rows, rank
 
 
+def check_lengths(problem: Problem) -> None:
+    """Raises OutOfResources for a sequence that no plan can hold."""
+    for lengths in (problem.q_lengths, problem.kv_lengths_array):
+        _check_32_bits("tokens of a sequence", lengths)
+
+
 def _check_32_bits(what: str, values: NDArray) -> None:
     """Raises OutOfResources for values that the tables' 32-bit fields would wrap around."""
-    limit, most = 2**31 - 1, int(values.max(initial=0))
+    limit, most = MAX_INT32, int(values.max(initial=0))
     if most > limit:
         raise OutOfResources(what, most, limit, "Cut the batch into shorter sequences, or use more ranks")
 

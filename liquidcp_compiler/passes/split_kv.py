@@ -11,6 +11,7 @@ from liquidcp_compiler.errors import InvalidField, PassError
 from liquidcp_compiler.ir.graph import PlannedGraph
 from liquidcp_compiler.ir.intervals import AccessTable, IntArray, expand
 from liquidcp_compiler.ir.layout import Role, Space
+from liquidcp_compiler.ir.problem_fields import MAX_INT32, whole_number
 from liquidcp_compiler.ir.tasks import TaskKind, TaskTable
 from liquidcp_compiler.passes.base import Pass, PassContext
 from liquidcp_compiler.passes.fa3_heuristic import fa3_num_splits
@@ -41,10 +42,9 @@ class SplitKv(Pass[PlannedGraph, PlannedGraph]):
     def __post_init__(self) -> None:
         if self.policy not in ("none", "fixed", "fa3-heuristic"):
             raise InvalidField("policy", self.policy, "none, fixed, fa3-heuristic")
-        if self.num_splits < 1 or (self.policy != "fixed" and self.num_splits != 1):
+        if whole_number("num_splits", self.num_splits, 1, MAX_INT32) != 1 and self.policy != "fixed":
             raise InvalidField("num_splits", self.num_splits, "1 or more, with policy fixed")
-        if self.num_sms < 1:
-            raise InvalidField("num_sms", self.num_sms, "1 or more")
+        whole_number("num_sms", self.num_sms, 1, MAX_INT32)
 
     def apply(self, graph: PlannedGraph, context: PassContext) -> PlannedGraph:
         if not isinstance(graph, PlannedGraph):

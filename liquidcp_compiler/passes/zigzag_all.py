@@ -10,6 +10,7 @@ import numpy as np
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
+from liquidcp_compiler.ir.problem_fields import MAX_INT32, whole_number
 from liquidcp_compiler.ir.tiles import contiguous_tiles
 from liquidcp_compiler.passes.base import Pass, PassContext
 from liquidcp_compiler.passes.place_prefill import (
@@ -42,12 +43,10 @@ class ZigzagAll(Pass[AuthoredGraph, PlacedGraph]):
     kv_interleave: int = 0
 
     def __post_init__(self) -> None:
-        if self.tile < 1:
-            raise InvalidField("tile", self.tile, "1 or more tokens")
+        whole_number("tile", self.tile, 1, MAX_INT32)
         if self.legality not in ("tile", "paper"):
             raise InvalidField("legality", self.legality, "tile, paper")
-        if self.kv_interleave < 0:
-            raise InvalidField("kv_interleave", self.kv_interleave, "0 (zigzag keys) or tokens per rank")
+        whole_number("kv_interleave", self.kv_interleave, 0, MAX_INT32)
 
     def apply(self, graph: AuthoredGraph, context: PassContext) -> PlacedGraph:
         problem, world = prefill_problem(graph, self.name), context.world
