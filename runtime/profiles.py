@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.plan import Plan
-from liquidcp_compiler.ir.problem_fields import one_of, whole_number
+from liquidcp_compiler.ir.problem_fields import one_of, positive_float, whole_number
 from liquidcp_runtime.event_core import Durations
 from liquidcp_runtime.event_tables import core_tables, row_q_tiles
 
@@ -37,6 +39,8 @@ class CostModel:
         task_us: fixed cost of a compute task (query load, merge of its state).
         reduction_us: fixed cost of a reduction.
         state_us: combining 128 rows of one head of one state.
+
+    Raises InvalidField for a time below 0, a bandwidth of 0, and what is not finite.
     """
 
     link_bytes_per_us: float = 45_000.0
@@ -45,6 +49,13 @@ class CostModel:
     task_us: float = 3.0
     reduction_us: float = 1.0
     state_us: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive_float("link_bytes_per_us", self.link_bytes_per_us)
+        for name in ("link_latency_us", "tile_us", "task_us", "reduction_us", "state_us"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise InvalidField(name, value, "microseconds, a finite number >= 0")
 
 
 def hostile_durations(plan: Plan, profile: str, seed: int, num_comm: int, num_compute: int) -> Durations:

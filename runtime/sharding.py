@@ -12,6 +12,7 @@ from torch import Tensor
 
 from liquidcp_compiler.errors import PlanError, TensorError
 from liquidcp_compiler.ir.plan import Plan
+from liquidcp_compiler.ir.problem_fields import whole_number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,7 +35,11 @@ _CACHE: WeakKeyDictionary[Plan, dict[int, ShardMap]] = WeakKeyDictionary()
 
 
 def shard_map(plan: Plan, rank: int) -> ShardMap:
-    """The map of one rank, made once a plan. Raises PlanError where tiles do not fill the local tensors exactly."""
+    """The map of one rank, made once a plan.
+
+    Raises InvalidField for a rank that the plan has not, PlanError where tiles do not fill the local tensors exactly.
+    """
+    rank = whole_number("rank", rank, 0, plan.world - 1)
     maps = _CACHE.setdefault(plan, {})
     if rank not in maps:
         maps[rank] = _build(plan, rank)

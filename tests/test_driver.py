@@ -4,7 +4,8 @@ graph does not keep."""
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,17 +15,27 @@ from liquidcp_compiler import GraphBuilder
 from liquidcp_compiler.cli import main
 from liquidcp_compiler.driver import compile_plan
 from liquidcp_compiler.driver import plan as make_plan
-from liquidcp_compiler.errors import InvalidField, OutOfResources, ParseError, PlanError, TensorError, VerificationError
+from liquidcp_compiler.errors import (
+    InvalidField,
+    OutOfResources,
+    ParseError,
+    PassError,
+    PlanError,
+    TensorError,
+    VerificationError,
+)
 from liquidcp_compiler.ir.mask import Causal
 from liquidcp_compiler.ir.parser import parse_graph
 from liquidcp_compiler.ir.printer import print_graph
 from liquidcp_compiler.ir.verifier import verify
+from liquidcp_compiler.passes.base import Pass
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
 from liquidcp_compiler.passes.explicit import load_places
 from liquidcp_compiler.passes.split_kv import SplitKv
 from liquidcp_compiler.passes.zigzag_all import ZigzagAll
-from liquidcp_runtime import cpu
+from liquidcp_runtime import CostModel, cpu
+from liquidcp_runtime.sharding import shard_q
 from tests.graphs import decode_graph, decode_problem, prefill_graph, prefill_problem, zigzag_passes
 
 
@@ -195,6 +206,29 @@ def test_a_batch_that_memory_does_not_hold(tmp_path, capsys, monkeypatch) -> Non
     monkeypatch.setattr("liquidcp_compiler.driver.compile_plan", full)
     assert main(["plan", str(path), "--world", "2"]) == 2
     assert "memory: no room for 64 GiB" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Forgetful(Pass):
+    name: ClassVar[str] = "forgetful"
+
+    def apply(self, graph: Any, context: Any) -> Any:
+        """Does its work and returns nothing."""
+
+
+def test_a_pass_that_returns_nothing_is_named() -> None:
+    with pytest.raises(PassError, match="pass forgetful: returned a NoneType"):
+        make_plan(prefill_problem(), 2, passes=(ZigzagAll(), Forgetful(), *zigzag_passes()[1:]))
+
+
+def test_costs_and_ranks_that_mean_nothing() -> None:
+    for bad in ({"link_bytes_per_us": 0.0}, {"tile_us": -1.0}, {"task_us": float("nan")}):
+        with pytest.raises(InvalidField, match=next(iter(bad))):
+            CostModel(**bad)
+    plan, q, _ = inputs()
+    for rank in (2, -1):
+        with pytest.raises(InvalidField, match="rank is"):
+            shard_q(plan, rank, q)
 
 
 def test_compiled_keeps_the_graph() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from liquidcp_compiler import options
-from liquidcp_compiler.errors import InvalidField, VerificationError
+from liquidcp_compiler.errors import InvalidField, PassError, VerificationError
 from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, TaskGraph
 from liquidcp_compiler.ir.verifier import verify
 from liquidcp_compiler.passes.base import AnyPass, PassContext
@@ -46,6 +46,8 @@ class Pipeline:
         for p in self.passes:
             before, start = graph, time.perf_counter()
             graph = p.apply(graph, context)
+            if not isinstance(graph, AuthoredGraph | TaskGraph):
+                raise PassError(p.name, f"returned a {type(graph).__name__}; apply returns the new graph")
             seconds[p.name] = seconds.get(p.name, 0.0) + time.perf_counter() - start
             for w in watch:
                 w(p, before, graph)
