@@ -22,7 +22,7 @@ from tests.numerics import check, compiled, decode, prefill, random_inputs, run
 @pytest.mark.parametrize("queries", [2, 3, 5])
 @pytest.mark.parametrize("new_kv", ["in_cache", "chunk"])
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
-@pytest.mark.parametrize("interleave", [1, 2])
+@pytest.mark.parametrize("interleave", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_draft_token_has_its_own_limit(queries: int, new_kv: str, world: int, interleave: int) -> None:
     """fault L1: how many keys of a rank a query sees follows from the sequence, row by row."""
     for total in (queries, 8, 9, 11):
