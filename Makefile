@@ -27,7 +27,10 @@ demo: $(STAMP) ## plan a batch and run it on the CPU
 test: $(STAMP) ## all tests that need neither a GPU nor minutes
 	$(PYTEST) -n 2
 
-check: lint ## lint, types, sizes, imports and the quick tests, in under a minute
+check: $(STAMP) ## lint, types, sizes, imports and the quick tests, in under a minute
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint quick
+
+quick: $(STAMP)
 	$(PYTEST) -n 2 -q -m "not gpu and not long and not slow"
 
 lint: $(STAMP)

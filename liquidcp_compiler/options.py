@@ -47,7 +47,7 @@ DUMP_IR = Option(
 VERIFY = Option(
     name="LIQUIDCP_VERIFY",
     kind="choice",
-    default="each",
+    default="final",
     help="When the verifier runs: before and after each pass, on the final graph only, or never.",
     choices=("each", "final", "off"),
 )

@@ -20,6 +20,7 @@ from liquidcp_runtime.device_plan import DevicePlan, make_device_plan
 from liquidcp_runtime.launch_error import launch_error
 from liquidcp_runtime.module import LoadedKernel
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
+from liquidcp_runtime.tensor_check import check_result
 
 DEFAULT_WAIT_BUDGET = 5.0
 
@@ -50,6 +51,8 @@ class LoopbackWorld:
         DeviceWaitError if a wait in the kernel ran out of ``wait_budget``.
         """
         self._check(plan, q, k, v)
+        check_result("out", out, tuple(q.shape), q.dtype)
+        check_result("lse", lse, (plan.problem.num_heads_q, plan.problem.total_q), torch.float32)
         ranks = range(self.world_size)
         local_q = [shard_q(plan, r, q).contiguous() for r in ranks]
         local_k = [shard_kv(plan, r, k).contiguous() for r in ranks]

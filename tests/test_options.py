@@ -13,7 +13,7 @@ from liquidcp_compiler.errors import InvalidField
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with options.scope(CACHE_DIR=None, DUMP_IR=None, VERIFY=None):
-        assert options.verify() == "each"
+        assert options.verify() == "final"
         assert options.dump_ir() is None
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert options.cache_dir() == tmp_path / "liquidcp"

@@ -29,7 +29,7 @@ class Coalesce(Pass[PlannedGraph, PlannedGraph]):
     after:   compute @1 q 3 kv 0:4 -> out 3 ready(1, 4)
 
     Fields:
-        formation: ``ready``, or ``static`` to leave every row one task (merges then come in plan order).
+        formation: ``ready``, or ``static`` to make every row one task (merges then come in plan order).
         min_factor, max_factor: tau_min and tau_max in units of H.
     """
 
@@ -50,7 +50,7 @@ class Coalesce(Pass[PlannedGraph, PlannedGraph]):
         if not isinstance(graph, PlannedGraph):
             raise PassError(self.name, f"needs a planned graph; this one is {graph.stage}")
         if self.formation == "static":
-            return graph
+            return self._all_static(graph)
         classes = arrival_classes(graph)
         rows = classes.task[classes.prefix[classes.key]]
         rows = rows[(graph.tasks.role[rows] == Role.SELF) & _one_output(graph)[rows]]
@@ -60,6 +60,16 @@ class Coalesce(Pass[PlannedGraph, PlannedGraph]):
         formation[rows] = Formation.READY
         tau_min[rows] = np.clip(half * self.min_factor, 1, MAX_INT32).astype(np.int64)
         tau_max[rows] = np.clip(half * self.max_factor, tau_min[rows], MAX_INT32).astype(np.int64)
+        return graph.with_changes(tasks=t.with_columns(formation=formation, tau_min=tau_min, tau_max=tau_max))
+
+    @staticmethod
+    def _all_static(graph: PlannedGraph) -> PlannedGraph:
+        t = graph.tasks
+        ready = t.formation == Formation.READY
+        if not ready.any():
+            return graph
+        formation = np.where(ready, Formation.STATIC, t.formation).astype(np.uint8)
+        tau_min, tau_max = np.where(ready, 0, t.tau_min), np.where(ready, 0, t.tau_max)
         return graph.with_changes(tasks=t.with_columns(formation=formation, tau_min=tau_min, tau_max=tau_max))
 
 

@@ -61,6 +61,20 @@ def test_every_pass_is_timed_and_dumped(tmp_path):
     assert (tmp_path / "06-insert-sync.txt").read_text().startswith("liquidcp-graph 1 synced")
 
 
+def test_static_formation_undoes_readiness():
+    from liquidcp_compiler.ir.layout import Formation
+
+    synced = prefill_graph()
+    planned = synced.advance(PlannedGraph)
+    context = PassContext(world=4)
+    static = Coalesce(formation="static").apply(planned, context)
+    assert (planned.tasks.formation == Formation.READY).any()
+    assert not (static.tasks.formation == Formation.READY).any()
+    assert static.tasks.tau_max.max() == 0
+    again = Coalesce().apply(static, context)
+    assert (again.tasks.tau_min == planned.tasks.tau_min).all()
+
+
 def test_the_pipeline_is_text():
     assert Pipeline(passes=zigzag_passes(tile=32)).spec == (
         "zigzag-all{tile=32},insert-transfers,coalesce,split-kv,order,insert-sync"
