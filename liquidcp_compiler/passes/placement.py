@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
-from liquidcp_compiler.passes.place_prefill import zigzag_owner
+from liquidcp_compiler.passes.base import PassContext
+from liquidcp_compiler.passes.place_prefill import build_prefill, prefill_problem, zigzag_owner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +55,16 @@ class SequencePlace:
 class Placement:
     """Places of all sequences of a batch, in the batch's order.
 
-    Fields: ``scheme`` (name of what made it), ``world``, ``tile`` (tokens of a tile), ``sequences``.
+    Fields: ``scheme`` (name of what made it), ``world``, ``tile`` (tokens of a tile), ``sequences``; ``tile_ranks``, for
+    schemes that place tiles one by one: the rank of every tile, sequence by sequence. Then ``ranks`` of a sequence are
+    those that hold a part of it, ascending.
     """
 
     scheme: str
     world: int
     tile: int
     sequences: tuple[SequencePlace, ...]
+    tile_ranks: tuple[int, ...] | None = None
 
     @property
     def lengths(self) -> IntArray:
@@ -72,16 +77,29 @@ class Placement:
         return np.array([s.degree for s in self.sequences], np.int64)
 
     def tile_owners(self, lengths: IntArray) -> IntArray:
-        """Rank of every tile of sequences of these lengths (queries, or keys), sequence by sequence."""
+        """Rank of every tile of sequences of these lengths (queries, or keys), sequence by sequence.
+
+        With ``tile_ranks`` and lengths other than the placement's, tile j of n goes where tile j * m // n of the m placed
+        ones lies; a sequence that was placed empty goes to rank 0.
+        """
         counts = -(-lengths // self.tile)
         sequence = np.repeat(np.arange(len(lengths)), counts)
         index = np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if self.tile_ranks is not None:
+            return self._table_owners(sequence, index, counts)
         degrees = np.maximum(self.degrees, 1)
         place = zigzag_owner(sequence, index, counts, degrees, np.zeros(len(lengths), np.int64))
         table = np.zeros((len(lengths), int(degrees.max(initial=1))), np.int64)
         for i, s in enumerate(self.sequences):
             table[i, : s.degree] = s.ranks
         return table[sequence, place]
+
+    def _table_owners(self, sequence: IntArray, index: IntArray, counts: IntArray) -> IntArray:
+        placed = -(-self.lengths // self.tile)
+        first = np.cumsum(placed) - placed
+        ranks = np.array([*(self.tile_ranks or ()), 0], np.int64)
+        at = first[sequence] + index * placed[sequence] // counts[sequence]
+        return ranks[np.where(placed[sequence] > 0, at, -1)]
 
 
 class Placer:
@@ -92,6 +110,21 @@ class Placer:
     def place(self, lengths: IntArray | list[int], world: int) -> Placement:
         """The placement of a batch. Raises InvalidField naming the sequence."""
         raise NotImplementedError
+
+
+def build_placed(graph: AuthoredGraph, context: PassContext, placer: Placer) -> PlacedGraph:
+    """The graph placed as ``placer`` places the batch's query lengths; keys follow their queries."""
+    problem = prefill_problem(graph, placer.name)
+    placement = placer.place(problem.q_lengths, context.world)
+    q_rank = placement.tile_owners(problem.q_lengths)
+    kv_rank = placement.tile_owners(problem.kv_lengths_array)
+    return build_prefill(graph, context.world, placement.tile, q_rank, kv_rank, placer.name)
+
+
+def check_power_of_two(world: int, scheme: str) -> None:
+    """Raises InvalidField for a number of ranks that groups of halves cannot divide."""
+    if world < 1 or world & (world - 1):
+        raise InvalidField("world", world, f"a power of two for {scheme}", "zigzag-all and all-local take any world")
 
 
 def check_lengths(lengths, *, allow_zero: bool = True) -> NDArray[np.int64]:
