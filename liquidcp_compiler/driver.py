@@ -9,6 +9,7 @@ from liquidcp_compiler.ir.author import author, caller
 from liquidcp_compiler.ir.graph import AnyGraph, AuthoredGraph, PlacedGraph, PlannedGraph, SyncedGraph
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import DecodeProblem, Problem
+from liquidcp_compiler.passes.all_local import AllLocal
 from liquidcp_compiler.passes.base import AnyPass, PassContext
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
@@ -16,12 +17,17 @@ from liquidcp_compiler.passes.explicit import Explicit
 from liquidcp_compiler.passes.insert_sync import InsertSync
 from liquidcp_compiler.passes.insert_transfers import InsertTransfers
 from liquidcp_compiler.passes.lower import lower
+from liquidcp_compiler.passes.magi_chunks import MagiChunks
+from liquidcp_compiler.passes.megatron_hybrid import MegatronHybrid
 from liquidcp_compiler.passes.order import Order
 from liquidcp_compiler.passes.pipeline import Pipeline
 from liquidcp_compiler.passes.split_kv import SplitKv
+from liquidcp_compiler.passes.zeppelin import Zeppelin
 from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 
-PLACEMENTS: dict[str, type] = {p.name: p for p in (ZigzagAll, Explicit, Dcp)}
+PLACEMENTS: dict[str, type] = {
+    p.name: p for p in (ZigzagAll, Explicit, Dcp, MegatronHybrid, Zeppelin, AllLocal, MagiChunks)
+}
 
 #: More ranks than any one host or pod has; a world beyond it is a slip of the pen.
 MAX_WORLD = 4096

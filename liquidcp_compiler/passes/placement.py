@@ -23,8 +23,8 @@ from liquidcp_compiler.passes.place_prefill import build_prefill, prefill_proble
 class SequencePlace:
     """Where one sequence lies: zigzag over ``ranks``.
 
-    Fields: ``length`` in tokens; ``ranks`` in zigzag order (empty for an empty sequence); ``round``: the scheme's round,
-    0 where it has none.
+    Fields: ``length`` in tokens; ``ranks`` in zigzag order (empty for an empty sequence); ``round``: the scheme's
+    round, 0 where it has none.
     """
 
     length: int
@@ -55,9 +55,9 @@ class SequencePlace:
 class Placement:
     """Places of all sequences of a batch, in the batch's order.
 
-    Fields: ``scheme`` (name of what made it), ``world``, ``tile`` (tokens of a tile), ``sequences``; ``tile_ranks``, for
-    schemes that place tiles one by one: the rank of every tile, sequence by sequence. Then ``ranks`` of a sequence are
-    those that hold a part of it, ascending.
+    Fields: ``scheme`` (name of what made it), ``world``, ``tile`` (tokens of a tile), ``sequences``; ``tile_ranks``,
+    for schemes that place tiles one by one: the rank of every tile, sequence by sequence. Then ``ranks`` of a sequence
+    are those that hold a part of it, ascending.
     """
 
     scheme: str
@@ -79,8 +79,8 @@ class Placement:
     def tile_owners(self, lengths: IntArray) -> IntArray:
         """Rank of every tile of sequences of these lengths (queries, or keys), sequence by sequence.
 
-        With ``tile_ranks`` and lengths other than the placement's, tile j of n goes where tile j * m // n of the m placed
-        ones lies; a sequence that was placed empty goes to rank 0.
+        With ``tile_ranks`` and lengths other than the placement's, tile j of n goes where tile j * m // n of the m
+        placed ones lies; a sequence that was placed empty goes to rank 0.
         """
         counts = -(-lengths // self.tile)
         sequence = np.repeat(np.arange(len(lengths)), counts)
