@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from liquidcp_runtime.scheduling import Schedule as Schedule
     from liquidcp_runtime.scheduling import schedule as schedule
     from liquidcp_runtime.scheduling import simulate as simulate
+    from liquidcp_runtime.sharding import loss_weights as loss_weights
     from liquidcp_runtime.sharding import position_ids as position_ids
     from liquidcp_runtime.sharding import shard_kv as shard_kv
     from liquidcp_runtime.sharding import shard_q as shard_q
@@ -39,6 +40,7 @@ _HOME: dict[str, str] = {
     "Schedule": "scheduling",
     "schedule": "scheduling",
     "simulate": "scheduling",
+    "loss_weights": "sharding",
     "position_ids": "sharding",
     "shard_kv": "sharding",
     "shard_q": "sharding",

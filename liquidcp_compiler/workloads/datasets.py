@@ -15,8 +15,8 @@ FREELAW = LogNormal(mean=3_860, sigma=1.15, least=64)
 GITHUB = LogNormal(mean=1_344, sigma=1.50, least=16)
 PILE_CC = LogNormal(mean=1_108, sigma=1.00, least=64)
 
-#: ProLong's mix at 64K: code repositories and books packed to 65,536 tokens are 60 % of it; the rest is packs of shorter
-#: documents, here as long as ArXiv's, since the paper calls the set dominated by long sequences.
+#: ProLong's mix at 64K: code repositories and books packed to 65,536 tokens are 60 % of it; the rest is packs of
+#: shorter documents, here as long as ArXiv's, since the paper calls the set dominated by long sequences.
 PROLONG_64K = Packed(long=((65_536, 0.6),), fill=LogNormal(mean=11_930, sigma=0.80, least=256, most=65_536))
 
 #: ProLong's mix at 512K: 20 % of tokens in documents of 524,288, 40 % in ones of 65,536, 40 % in packs.

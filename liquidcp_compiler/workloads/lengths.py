@@ -57,8 +57,8 @@ class LogNormal(LengthSampler):
 class Packed(LengthSampler):
     """Units of fixed size, as long-context training mixes have them: one long document, or a pack of shorter ones.
 
-    Fields: ``long``: (length, probability) of a unit that is one document; otherwise a pack of ``pack`` tokens is filled
-    from ``fill``, its last document cut to fit.
+    Fields: ``long``: (length, probability) of a unit that is one document; otherwise a pack of ``pack`` tokens is
+    filled from ``fill``, its last document cut to fit.
     """
 
     long: tuple[tuple[int, float], ...]
