@@ -60,6 +60,8 @@ def _draw(axes: Axes, report: PlacementReport, rows: list[int]) -> None:
         name = f"S{i}  {short_tokens(s.length)}"
         axes.text(-0.12, y + 0.5, name, ha="right", va="center", fontsize=8, color=INK)
         axes.text(p.world + 0.12, y + 0.5, report.part(i), ha="left", va="center", fontsize=8, color=INK)
+    for x, name, side in ((-0.12, "rank", "right"), (p.world + 0.12, "ranks x tokens", "left")):
+        axes.text(x, -0.42, name, ha=side, va="center", fontsize=8, color=INK, alpha=0.7)
     step = max(1, p.world // 32)
     axes.set_xticks([r + 0.5 for r in range(0, p.world, step)], [str(r) for r in range(0, p.world, step)])
     axes.set_yticks([])

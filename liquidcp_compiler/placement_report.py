@@ -21,7 +21,7 @@ from liquidcp_compiler.passes.placement import Placement
 from liquidcp_compiler.report import align, counted, format_bytes
 
 #: Load tolerances of the paper (section 4.2), as shares of the mean.
-TOLERANCE_TOKENS, TOLERANCE_WORK = 0.10, 0.05
+TOKEN_TOLERANCE, WORK_TOLERANCE = 0.10, 0.05
 #: Rows of the table of sequences in text.
 MAX_SEQUENCES = 40
 
@@ -63,16 +63,16 @@ class PlacementReport:
     Fields:
         placement: what is reported on.
         shape: heads and element type, for bytes.
-        tolerance_tokens, tolerance_work: largest imbalance allowed, as shares (0.10 is 10 %).
+        token_tolerance, work_tolerance: largest imbalance allowed, as shares (0.10 is 10 %).
     """
 
     placement: Placement
     shape: AttentionShape = AttentionShape()
-    tolerance_tokens: float = TOLERANCE_TOKENS
-    tolerance_work: float = TOLERANCE_WORK
+    token_tolerance: float = TOKEN_TOLERANCE
+    work_tolerance: float = WORK_TOLERANCE
 
     def __post_init__(self) -> None:
-        for name in ("tolerance_tokens", "tolerance_work"):
+        for name in ("token_tolerance", "work_tolerance"):
             if not getattr(self, name) >= 0:
                 raise InvalidField(name, getattr(self, name), "shares >= 0, e.g. 0.05")
 
@@ -119,8 +119,8 @@ class PlacementReport:
     @property
     def violation(self) -> float:
         """V in percentage points: how far D_T or D_W lies above its tolerance; 0 where both are met."""
-        over_tokens = self.token_imbalance - 100 * self.tolerance_tokens
-        return max(0.0, over_tokens, self.work_imbalance - 100 * self.tolerance_work)
+        over_tokens = self.token_imbalance - 100 * self.token_tolerance
+        return max(0.0, over_tokens, self.work_imbalance - 100 * self.work_tolerance)
 
     @property
     def num_shards(self) -> int:
@@ -183,7 +183,7 @@ class PlacementReport:
             f"{p.scheme} on {counted(p.world, 'rank')}: {counted(len(lengths), 'sequence')}, {lengths.sum()} tokens, "
             f"longest {lengths.max(initial=0)}",
             f"D_T {self.token_imbalance:.3f} %, D_W {self.work_imbalance:.3f} %, {met} tolerances "
-            f"{self.tolerance_tokens:.0%}, {self.tolerance_work:.0%}",
+            f"{self.token_tolerance:.0%}, {self.work_tolerance:.0%}",
             f"{counted(self.num_shards, 'shard')}, {counted(self.num_groups, 'group')}{rounds}; communication proxy "
             f"{self.comm_tokens:.0f} tokens, {format_bytes(self.comm_bytes)} with {shape.num_heads_kv} KV heads of "
             f"{shape.head_dim} in {shape.dtype}",

@@ -124,7 +124,7 @@ def build_placed(graph: AuthoredGraph, context: PassContext, placer: Placer) -> 
 def check_power_of_two(world: int, scheme: str) -> None:
     """Raises InvalidField for a number of ranks that groups of halves cannot divide."""
     if world < 1 or world & (world - 1):
-        raise InvalidField("world", world, f"a power of two for {scheme}", "zigzag-all and all-local take any world")
+        raise InvalidField("cp_size", world, f"a power of two for {scheme}", "zigzag-all and all-local take any world")
 
 
 def check_lengths(lengths, *, allow_zero: bool = True) -> NDArray[np.int64]:
