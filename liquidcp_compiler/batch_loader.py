@@ -16,6 +16,7 @@ makes the same plan by itself, and fingerprints are compared before anything run
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -69,8 +70,9 @@ class PlannedBatches(Generic[Batch]):
         self.source, self.make_problem = source, make_problem
         self.num_workers = whole_number("num_workers", num_workers)
         self.prefetch, self.start_method = _prefetch(prefetch, self.num_workers), start_method
-        if start_method is not None and not num_workers:
-            raise InvalidField("start_method", start_method, "None without workers")
+        methods = multiprocessing.get_all_start_methods() if num_workers else []
+        if start_method is not None and start_method not in methods:
+            raise InvalidField("start_method", start_method, ", ".join(methods) or "None without workers")
         options = {"placement": placement, "passes": passes, "deterministic": deterministic, "verify": verify}
         self._planner = _Planner(cp_size=check_world(cp_size), options=options | {"workspace_limit": workspace_limit})
 
@@ -155,7 +157,7 @@ def _unchanged(result: Any) -> Any:
 def _batches(source: Any) -> Iterator[Any]:
     if hasattr(source, "__iter__"):
         return iter(source)
-    if hasattr(source, "__getitem__") and isinstance(source, Sized):
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return (source[i] for i in range(len(source)))
     raise InvalidField("source", type(source).__name__, "something to iterate, or with __getitem__ and __len__")
 

@@ -279,10 +279,10 @@ def describe_ranks(ranks: Sequence[int]) -> str:
     """``0-3`` for a run, else ``0 2 5``; ``-`` for none."""
     if not ranks:
         return "-"
-    low, high = min(ranks), max(ranks)
-    if len(ranks) > 1 and sorted(ranks) == list(range(low, high + 1)):
-        return f"{low}-{high}"
-    return " ".join(map(str, ranks))
+    ordered = sorted(ranks)
+    if len(ranks) > 1 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]}-{ordered[-1]}"
+    return " ".join(map(str, ordered))
 
 
 def _rank_rows(tokens: NDArray, work: NDArray) -> list[dict[str, float]]:
