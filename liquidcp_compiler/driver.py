@@ -11,6 +11,7 @@ from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import DecodeProblem, Problem
 from liquidcp_compiler.passes.all_local import AllLocal
 from liquidcp_compiler.passes.base import AnyPass, PassContext
+from liquidcp_compiler.passes.buddy_ring import BuddyRing
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
 from liquidcp_compiler.passes.explicit import Explicit
@@ -26,7 +27,7 @@ from liquidcp_compiler.passes.zeppelin import Zeppelin
 from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 
 PLACEMENTS: dict[str, type] = {
-    p.name: p for p in (ZigzagAll, Explicit, Dcp, MegatronHybrid, Zeppelin, AllLocal, MagiChunks)
+    p.name: p for p in (ZigzagAll, Explicit, Dcp, BuddyRing, MegatronHybrid, Zeppelin, AllLocal, MagiChunks)
 }
 
 #: More ranks than any one host or pod has; a world beyond it is a slip of the pen.

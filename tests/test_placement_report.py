@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from liquidcp_compiler.cli import main
+from liquidcp_compiler.driver import plan
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.problem import DType
 from liquidcp_compiler.passes.all_local import AllLocal
@@ -17,6 +20,7 @@ from liquidcp_compiler.passes.placement import Placement, SequencePlace
 from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 from liquidcp_compiler.placement_advice import PlacementCost, advise
 from liquidcp_compiler.placement_report import AttentionShape, PlacementReport, describe_ranks, short_tokens
+from tests.graphs import prefill_problem
 
 FIGURE_7 = [24576, 24576, 14336, 2048]
 BATCH = [*map(str, FIGURE_7), "--world", "4"]
@@ -191,6 +195,17 @@ def test_costs_are_positive(name):
         PlacementCost(**{name: -1.0})
 
 
+def test_the_page_s_placement_works_as_it_stands():
+    page = (Path(__file__).parents[1] / "docs" / "placement.md").read_text()
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "placement.md", "exec"), names)
+    scheme = names["RoundRobin"](tile=16)
+    made = plan(prefill_problem([100, 50, 20]), 2, placement=scheme, verify="each")
+    assert made.pipeline.startswith("round-robin{tile=16}")
+    assert [int(made.header(r)["num_local_q_tokens"]) for r in range(2)] == [120, 50]
+
+
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
     code = main(["place", *arguments])
     printed = capsys.readouterr()
@@ -218,6 +233,7 @@ def test_place_compares_all(capsys):
     assert code == 0
     assert "at most 400" in data["megatron-hybrid"]["error"]
     assert data["zigzag-all"]["D_T"] == 0
+    assert data["buddy-ring"]["D_T"] == 9.375
     assert {"zeppelin", "all-local", "magi-chunks"} < set(data)
     assert np.isfinite([entry["D_W"] for entry in data.values() if "D_W" in entry]).all()
 

@@ -13,6 +13,7 @@ from typing import Any
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.passes.all_local import AllLocal
 from liquidcp_compiler.passes.base import Pass
+from liquidcp_compiler.passes.buddy_ring import BuddyRing
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
 from liquidcp_compiler.passes.explicit import Explicit
@@ -29,7 +30,7 @@ from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 PASSES: dict[str, type[Pass]] = {
     p.name: p
     for p in (
-        *(ZigzagAll, Explicit, Dcp, MegatronHybrid, Zeppelin, AllLocal, MagiChunks),
+        *(ZigzagAll, Explicit, Dcp, BuddyRing, MegatronHybrid, Zeppelin, AllLocal, MagiChunks),
         *(InsertTransfers, Coalesce, SplitKv, Order, InsertSync),
     )
 }

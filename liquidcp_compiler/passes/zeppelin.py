@@ -17,13 +17,13 @@ class Zeppelin(Placer, Pass[AuthoredGraph, PlacedGraph]):
     """Our reading of Algorithm 2 of Zeppelin (arXiv 2509.21841), the part within one node (paper appendix B.1).
 
     before:  24K, 24K, 14K and 2K tokens on four ranks
-    after:   each 24K over two ranks, 14K and 2K whole, on the ranks with the fewest tokens
+    after:   each 24K over two ranks, 14K and 2K whole on ranks 0 and 1
 
     A reading and not a copy: its authors' code is not public, and on FreeLaw-like batches this one leaves more
     imbalance of attention than the LiquidCP paper reports for its own version. In words: sequences of at least a
-    threshold are long, and take ceil(L^2 / Q) ranks, the ones with the fewest tokens, longest first, Q being the mean
-    per rank of the squared lengths of all long ones; the others go whole to the rank with the fewest tokens, longest
-    first. Where that exceeds the capacity, the longest short one becomes long, and all starts over. Groups need be
+    threshold are long, and take ceil(L^2 / Q) ranks, the ones with the least attention (sum of L^2 / ranks), longest
+    first, Q being the mean per rank of the squared lengths of all long ones; the others go whole to the rank with the
+    fewest tokens, longest first. Where that exceeds the capacity, the longest short one becomes long, and all starts over. Groups need be
     neither aligned nor powers of two. Where lengths do not divide, tiles are shared out as evenly as whole tiles allow,
     instead of padding the sequence. There is no remapping of tokens for linear modules.
 
@@ -69,14 +69,15 @@ def _share(lengths: list[int], order: list[int], world: int, capacity: int) -> d
 def _place_long(lengths: list[int], long: list[int], world: int) -> tuple[dict[int, tuple[int, ...]], list[float]]:
     """(ranks by sequence, tokens by rank)."""
     ranks: dict[int, tuple[int, ...]] = {}
-    tokens = [0.0] * world
+    tokens, work = [0.0] * world, [0.0] * world
     squares = sum(lengths[i] ** 2 for i in long)
     for i in long:
         degree = min(world, -(-(lengths[i] ** 2 * world) // squares))
-        chosen = sorted(sorted(range(world), key=tokens.__getitem__)[:degree])
+        chosen = sorted(sorted(range(world), key=work.__getitem__)[:degree])
         ranks[i] = tuple(chosen)
         for rank in chosen:
             tokens[rank] += lengths[i] / degree
+            work[rank] += lengths[i] ** 2 / degree
     return ranks, tokens
 
 
