@@ -30,8 +30,9 @@ COLUMNS = "D_T / D_W in percent, batches that meet 10 % and 5 %"
 
 NOTES = (
     "Means over the batches of each dataset and size. Nominal loads: L / g tokens and L (L + 1) / 2g pairs a rank.",
-    "The samplers' spreads are ours (only mean lengths are published, and ProLong's not even those): the figures compare",
-    "placements on equal batches, and are not comparable with published ones to the digit. `zeppelin` is our reading.",
+    "The samplers' spreads are ours (only mean lengths are published, and ProLong's not even those): the figures",
+    "compare placements on equal batches, and are not comparable with published ones to the digit. `zeppelin` is our",
+    "reading of its paper.",
     "A batch that a scheme refuses counts as not met and is left out of its means; `refused` says how many.",
 )
 

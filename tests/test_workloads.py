@@ -120,8 +120,8 @@ def test_measured_lengths_from_a_file(tmp_path, name, text, lengths):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "{", "a.json"),
-        ("a.json", "3", "a.json"),
+        ("a.json", "{", "file of lengths is"),
+        ("a.json", "3", "file of lengths is"),
         ("a.json", '{"0-32": 0.5}', "bin is '0-32'"),
         ("a.json", '{"[0,32)": -1}', r"\[0,32\) is -1"),
         ("a.json", '{"[0,32)": "x"}', r"\[0,32\) is 'x'"),

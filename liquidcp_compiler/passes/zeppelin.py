@@ -23,9 +23,9 @@ class Zeppelin(Placer, Pass[AuthoredGraph, PlacedGraph]):
     imbalance of attention than the LiquidCP paper reports for its own version. In words: sequences of at least a
     threshold are long, and take ceil(L^2 / Q) ranks, the ones with the least attention (sum of L^2 / ranks), longest
     first, Q being the mean per rank of the squared lengths of all long ones; the others go whole to the rank with the
-    fewest tokens, longest first. Where that exceeds the capacity, the longest short one becomes long, and all starts over. Groups need be
-    neither aligned nor powers of two. Where lengths do not divide, tiles are shared out as evenly as whole tiles allow,
-    instead of padding the sequence. There is no remapping of tokens for linear modules.
+    fewest tokens, longest first. Where that exceeds the capacity, the longest short one becomes long, and all starts
+    over. Groups need be neither aligned nor powers of two. Where lengths do not divide, tiles are shared out as
+    evenly as whole tiles allow, instead of padding the sequence. There is no remapping of tokens for linear modules.
 
     Fields:
         capacity: tokens that short sequences may fill a rank to; the first threshold too. 0 is the mean over ranks.
