@@ -40,7 +40,7 @@ def beam(p, items, allowed, width, bin_share):
     for step in range(len(items)):
         i = items[step]
         table[:] = -1
-        num = 0
+        num = np.int64(0)
         for s in range(num_states):
             for h in range(num_groups, 0, -1):
                 if not allowed[step] >> p.size_log[h] & 1 or is_mirror(h, state[s, 5]):
@@ -157,9 +157,12 @@ def select(criteria, front, width):
     front = np.sort(front)
     values = criteria_values(criteria, front)
     taken = np.zeros(len(front), np.bool_)
-    for c in range(values.shape[1]):
-        taken[np.argmin(values[:, c])] = True
-    left = width - taken.sum()
+    left = width
+    for c in range(values.shape[1] - 1, -1, -1):  # the larger overload first, for beams of fewer states than criteria
+        f = np.argmin(values[:, c])
+        if left > 0 and not taken[f]:
+            taken[f] = True
+            left -= 1
     for f in np.argsort(-crowding(values), kind="mergesort"):
         if left > 0 and not taken[f]:
             taken[f] = True

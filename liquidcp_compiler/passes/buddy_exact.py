@@ -21,7 +21,7 @@ def decide(p, node, key, budget):
     rest_t, rest_w = rest_of(p.tokens), rest_of(p.work)
     path = np.zeros(n, np.int64)
     below = np.zeros(n + 1, np.int64)
-    step = 0
+    step = np.int64(0)
     path[0] = num_groups + 1
     while step >= 0:
         h = path[step]
@@ -81,22 +81,16 @@ def ancestors(h):
 def lower_bound(p, state, rest_t, rest_w, bound):
     """Writes a key that no completion of the state can beat: loads only grow, and the rest may not fill the gaps."""
     tokens, work, agg, count = state
-    high_t, high_w = tokens.max(), work.max()
+    high_t = high_w = lack_t = lack_w = np.int64(0)
+    least_t, least_w = p.mean_tokens - p.slack_tokens, p.mean_work - p.slack_work
+    for r in range(p.num_ranks):
+        high_t, high_w = max(high_t, tokens[r]), max(high_w, work[r])
+        lack_t += max(0, least_t - tokens[r])
+        lack_w += max(0, least_w - work[r])
+    short = lack_t > rest_t or lack_w > rest_w
     bound[0] = max(0, high_t - p.token_cap)
-    short = missing(tokens, p.mean_tokens - p.slack_tokens) > rest_t or (
-        missing(work, p.mean_work - p.slack_work) > rest_w
-    )
     bound[VIOLATION] = max(overload(p, high_t, high_w), np.int64(short))
     for k in range(NUM_AGG):
         bound[2 + k] = agg[k]
     bound[2 + NUM_AGG] = high_w - p.mean_work
     bound[3 + NUM_AGG] = high_t - p.mean_tokens
-
-
-@njit(cache=True)
-def missing(load, least):
-    """What the ranks lack of the least load."""
-    total = 0
-    for x in load:
-        total += max(0, least - x)
-    return total

@@ -247,7 +247,7 @@ def descend(p, node, key, budget):
     n, groups = len(node), 2 * p.num_ranks
     state = state_of(p, node)
     trial, change = np.empty(NUM_KEY, np.int64), np.empty(4, np.int64)
-    idle, i = 0, 0
+    idle, i = np.int64(0), np.int64(0)  # typed, or each kernel is also compiled for the literal
     while idle < n and budget > 0:
         change[:] = -1
         for h in range(1, groups):

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.passes.buddy_loads import NUM_CLASSES, Loads, smallest_sizes
 
-#: Sequences that the beam of the full search places in a relaxed stage; the paper's takes all.
-FULL_BEAM_ITEMS = 32
 #: Work limits of the full search: partial placements of branch and bound, and sequences it is tried for; changes that
 #: the local search measures.
-EXACT_BUDGET, EXACT_SEQUENCES = 40_000, 16
-IMPROVE_BUDGET = 20_000
+EXACT_BUDGET, EXACT_SEQUENCES = 25_000, 16
+IMPROVE_BUDGET = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +49,18 @@ class Found:
 def search(loads: Loads, kappa: np.ndarray, options: SearchOptions) -> Found:
     """The best placement found for sequences by decreasing kappa."""
     from liquidcp_compiler.passes import buddy_exact, buddy_repair
+    from liquidcp_compiler.passes.buddy_kernels import VIOLATION
 
     best = search_stages(loads, kappa, options)
     if not options.full:
         return best
     node, key, n = best.node, best.key, len(best.node)
-    improvable = bool(key[:7].any())
-    if n <= EXACT_SEQUENCES and options.exact_budget:
-        if buddy_exact.decide(loads, node, key, options.exact_budget):
-            return Found(node=node, key=key, stage=best.stage, proven=True)
-        improvable = True
-    if improvable and options.improve_budget:
+    small = n <= EXACT_SEQUENCES
+    proven = small and buddy_exact.decide(loads, node, key, options.exact_budget)
+    # In a large batch, feasible and not split, nothing is left to gain but deviations within tolerance.
+    if not proven and (small or key[: VIOLATION + NUM_CLASSES + 1].any()):
         buddy_repair.improve(loads, node, key, options.improve_budget, n)
-    return Found(node=node, key=key, stage=best.stage)
+    return Found(node=node, key=key, stage=best.stage, proven=proven)
 
 
 def search_stages(loads: Loads, kappa: np.ndarray, options: SearchOptions) -> Found:
@@ -72,12 +68,15 @@ def search_stages(loads: Loads, kappa: np.ndarray, options: SearchOptions) -> Fo
     from liquidcp_compiler.passes.buddy_kernels import VIOLATION, less
 
     best: Found | None = None
-    least = least_violation(loads)
-    for number, (items, allowed) in enumerate(stages(loads, kappa, options)):
+    least = least_violation(loads) if options.full else 0
+    for number, (items, allowed, last) in enumerate(stages(loads, kappa, options.structural_threshold)):
+        # Where no placement can violate less, the stages between add splits only; the last one also removes some.
+        if best is not None and options.full and best.key[VIOLATION] <= least and not last:
+            continue
         node, key = run_stage(loads, items, allowed, options)
         if best is None or less(key, best.key):
             best = Found(node=node, key=key, stage=number)
-        if not best.key[: VIOLATION + 1].any() or (options.full and best.key[VIOLATION] <= least):
+        if not best.key[: VIOLATION + 1].any():
             break
     assert best is not None, "there is always a first stage"
     return best
@@ -100,48 +99,43 @@ def run_stage(loads: Loads, items: IntArray, allowed: IntArray, options: SearchO
     )
 
 
-def stages(loads: Loads, kappa: np.ndarray, options: SearchOptions) -> Iterator[tuple[IntArray, IntArray]]:
-    """(sequences of the beam, their allowed sizes as bit masks) of each stage that differs from the one before.
+def stages(loads: Loads, kappa: np.ndarray, threshold: float) -> Iterator[tuple[IntArray, IntArray, bool]]:
+    """(sequences of the beam, their allowed sizes as bit masks, whether it is the last) of each stage that differs
+    from the one before.
 
     First only structural sequences, from their minimum size up; then fillers too, class by class from the longest
     and up to groups of 2, 4, ...; last every legal group of every sequence.
     """
-    structural = kappa >= options.structural_threshold
+    from liquidcp_compiler.passes.buddy_beam import MAX_ITEMS
+
+    structural = kappa >= threshold
     least = smallest_sizes(loads, loads.legal)
     allowed = np.where(structural, loads.legal >> least << least, 1)
-    yield limit(structural, allowed, options)
+    items = np.flatnonzero(structural)[:MAX_ITEMS]
+    yield items, allowed[items], False
     for length_class in range(NUM_CLASSES - 1, -1, -1):
         for k in range(1, loads.num_ranks.bit_length()):
             entering = ~structural & (loads.length_class == length_class)
             relaxed = np.where(entering, loads.legal & (2 << k) - 1, allowed)
             if (relaxed != allowed).any():
                 allowed = relaxed
-                yield limit(structural | (allowed != 1), allowed, options)
+                items = np.flatnonzero(structural | (allowed != 1))[:MAX_ITEMS]
+                yield items, allowed[items], False
     if (loads.legal != allowed).any():
-        yield limit(loads.legal != 1, loads.legal, options, last=True)
-
-
-def limit(
-    chosen: np.ndarray, allowed: IntArray, options: SearchOptions, last: bool = False
-) -> tuple[IntArray, IntArray]:
-    """The first of the chosen sequences that the beam takes, with what they are allowed."""
-    from liquidcp_compiler.passes.buddy_beam import MAX_ITEMS
-
-    most = FULL_BEAM_ITEMS if options.full else MAX_ITEMS
-    items = np.flatnonzero(chosen)[:most]
-    return items, allowed[items]
+        items = np.flatnonzero(loads.legal != 1)[:MAX_ITEMS]
+        yield items, loads.legal[items], True
 
 
 def least_violation(loads: Loads) -> int:
-    """A violation that no placement goes below, in the key's units: that of the sequence that is worst to divide."""
-    from liquidcp_compiler.passes.buddy_kernels import overload
+    """A violation that no placement goes below, in the key's units: that of the sequence that is worst to divide, or of
+    the mean of these ranks where it is not the target's."""
+    from liquidcp_compiler.passes.buddy_kernels import NUM_KEY, VIOLATION, measure_loads, overload
 
+    mean = np.zeros(NUM_KEY, np.int64)
+    t = loads.base_tokens + int(loads.tokens.sum()) // loads.num_ranks
+    w = loads.base_work + int(loads.work.sum()) // loads.num_ranks
+    measure_loads(loads, t, t, w, w, mean)
     largest = np.array([int(x).bit_length() - 1 for x in loads.legal], np.int64)
     most_t = loads.base_tokens + int((loads.tokens >> largest).max(initial=0))
     most_w = loads.base_work + int((loads.work >> largest).max(initial=0))
-    return int(overload(loads, most_t, most_w))
-
-
-def warm(loads: Loads, kappa: np.ndarray) -> Any:
-    """Compiles every kernel."""
-    return search(loads, kappa, SearchOptions())
+    return max(int(mean[VIOLATION]), int(overload(loads, most_t, most_w)))
