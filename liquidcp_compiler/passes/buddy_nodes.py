@@ -21,9 +21,7 @@ NODE_SHARE_OF_TOLERANCE = 0.25
 BALANCE_TRIES = 200
 
 
-def place_flat(
-    lengths: IntArray, legal: IntArray, target: Target, options: SearchOptions
-) -> tuple[IntArray, IntArray]:
+def place_flat(lengths: IntArray, legal: IntArray, target: Target, options: SearchOptions) -> tuple[IntArray, IntArray]:
     """(first rank, log2 of the group size) of every sequence, from one search over all ranks."""
     return _search_ranks(lengths, legal, target, options, target.world, (0, 0))
 
