@@ -166,6 +166,7 @@ def _finite(text: str) -> float:
 
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (lambda text: int(text, 10), "a whole number"),
+    int | None: (lambda text: None if text.lower() == "none" else int(text, 10), "a whole number, none"),
     float: (_finite, "a number"),
     str: (str, "text"),
     bool: (lambda text: _BOOLS[text.lower()], "true, false"),

@@ -16,6 +16,7 @@ from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.passes.buddy_loads import Target, largest_share, legal_sizes, smallest_sizes
 from liquidcp_compiler.passes.buddy_ring import BuddyRing
 from liquidcp_compiler.passes.placement import Placement
+from liquidcp_compiler.passes.registry import pass_from_spec
 from tests.graphs import prefill_problem
 
 FIGURE_7 = [24576, 24576, 14336, 2048]
@@ -217,6 +218,11 @@ def test_a_placed_graph_plans_and_keys_follow_queries():
     problem = prefill_problem([1024, 300, 4096])
     made = plan(problem, cp_size=4, placement=BuddyRing(tile=64))
     assert made is not None
+
+
+def test_options_survive_pipeline_text():
+    for placer in (BuddyRing(token_limit=20_000, search="paper", load_bin=0.05), BuddyRing()):
+        assert pass_from_spec(placer.spec) == placer
 
 
 def test_importing_needs_no_numba():
