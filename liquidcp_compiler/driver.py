@@ -14,19 +14,26 @@ from liquidcp_compiler.ir.layout import Formation, Space
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import DecodeProblem, Problem
 from liquidcp_compiler.ir.problem_fields import flag, whole_number
+from liquidcp_compiler.passes.all_local import AllLocal
 from liquidcp_compiler.passes.base import AnyPass, Pass, PassContext
+from liquidcp_compiler.passes.buddy_ring import BuddyRing
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
 from liquidcp_compiler.passes.explicit import Explicit
 from liquidcp_compiler.passes.insert_sync import InsertSync
 from liquidcp_compiler.passes.insert_transfers import InsertTransfers
 from liquidcp_compiler.passes.lower import check_lengths, lower
+from liquidcp_compiler.passes.magi_chunks import MagiChunks
+from liquidcp_compiler.passes.megatron_hybrid import MegatronHybrid
 from liquidcp_compiler.passes.order import Order
 from liquidcp_compiler.passes.pipeline import Pipeline
 from liquidcp_compiler.passes.split_kv import SplitKv
+from liquidcp_compiler.passes.zeppelin import Zeppelin
 from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 
-PLACEMENTS: dict[str, type] = {p.name: p for p in (ZigzagAll, Explicit, Dcp)}
+PLACEMENTS: dict[str, type] = {
+    p.name: p for p in (ZigzagAll, Explicit, Dcp, BuddyRing, MegatronHybrid, Zeppelin, AllLocal, MagiChunks)
+}
 
 #: More ranks than any one host or pod has; a world beyond it is a slip of the pen.
 MAX_WORLD = 4096

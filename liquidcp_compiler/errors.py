@@ -92,6 +92,18 @@ class PlanError(LiquidCPError, ValueError):
     """A plan file or a plan's tables are unusable: another version, torn, or inconsistent."""
 
 
+class BatchPlanError(LiquidCPError, RuntimeError):
+    """A batch of a data loader could not be planned.
+
+    Attributes: ``batch_idx`` (from 0, in the order of the source), ``kind`` (class name of the cause), ``details`` (the
+    traceback in the worker, where there was one). The cause itself is chained where it happened in this process.
+    """
+
+    def __init__(self, batch_idx: int, kind: str, message: str, details: str = "") -> None:
+        self.batch_idx, self.kind, self.details = batch_idx, kind, details
+        super().__init__(f"batch {batch_idx}: {kind}: {message}")
+
+
 class PlanMismatchError(PlanError):
     """Ranks hold different plans; raised on every rank before anything starts."""
 

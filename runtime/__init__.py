@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from liquidcp_runtime.scheduling import schedule as schedule
     from liquidcp_runtime.scheduling import schedule_of as schedule_of
     from liquidcp_runtime.scheduling import simulate as simulate
+    from liquidcp_runtime.sharding import loss_weights as loss_weights
     from liquidcp_runtime.sharding import position_ids as position_ids
     from liquidcp_runtime.sharding import shard_kv as shard_kv
     from liquidcp_runtime.sharding import shard_q as shard_q
@@ -41,6 +42,7 @@ _HOME: dict[str, str] = {
     "schedule": "scheduling",
     "schedule_of": "scheduling",
     "simulate": "scheduling",
+    "loss_weights": "sharding",
     "position_ids": "sharding",
     "shard_kv": "sharding",
     "shard_q": "sharding",

@@ -70,6 +70,33 @@ def position_ids(plan: Plan, rank: int) -> Tensor:
     return shard_map(plan, rank).q_position.clone()
 
 
+def loss_weights(
+    plan: Plan, rank: int, weights: Tensor, *, total: float | None = None, averaged_over: int = 1
+) -> Tensor:
+    """Factors for a rank's per-token losses, so that the ranks' sums add up to the mean over the batch's tokens.
+
+    Ranks hold different numbers of tokens, so the mean of each rank's own mean would count tokens of light ranks more.
+    Here nobody divides by a local count: a rank takes (its per-token losses * these factors).sum(), and the ranks' sums
+    are added, not averaged.
+
+    Args:
+        weights: [total_q] in the batch's order, e.g. 0 for padding and prompts, 1 for what is learned.
+        total: sum of the weights of all batches of the step, where there are several (data parallelism, gradient
+            accumulation); None takes this batch's.
+        averaged_over: number of ranks that the training framework divides summed gradients by (DDP and FSDP average
+            over their group); 1 where it adds them.
+
+    Returns float32 [local tokens]: the rank's weights * averaged_over / total; zeros where all weights are zero.
+    Raises TensorError for a wrong number of weights, PlanError for decode plans, whose ranks share all tokens.
+    """
+    if plan.problem.kind == "decode":
+        raise PlanError("loss weights are for prefill plans; every rank of a decode plan has all tokens")
+    local = shard_tokens(plan, rank, weights).to(torch.float64)
+    whole = weights.sum(dtype=torch.float64) if total is None else torch.as_tensor(total, dtype=torch.float64)
+    scale = torch.where(whole > 0, averaged_over / whole, torch.zeros_like(whole))
+    return (local * scale.to(local.device)).to(torch.float32)
+
+
 def unshard(plan: Plan, outs: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
     """Local [tokens, heads, ...] tensors of all ranks to the global [total_q, num_heads_q, ...]; inverse of `shard_q`.
 

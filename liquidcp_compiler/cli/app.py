@@ -14,6 +14,8 @@ from liquidcp_compiler.cli.demo import demo
 from liquidcp_compiler.cli.doctor import doctor
 from liquidcp_compiler.cli.dump import dump
 from liquidcp_compiler.cli.opt import opt
+from liquidcp_compiler.cli.place import CONTEXT as PLACE_CONTEXT
+from liquidcp_compiler.cli.place import place_command
 from liquidcp_compiler.cli.plan_command import plan_command
 from liquidcp_compiler.cli.run_command import run_command
 from liquidcp_compiler.errors import LiquidCPError
@@ -32,6 +34,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("plan")(plan_command)
+app.command("place", context_settings=PLACE_CONTEXT)(place_command)
 app.command("dump")(dump)
 app.command("run")(run_command)
 app.command("opt")(opt)

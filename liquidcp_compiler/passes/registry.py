@@ -11,19 +11,28 @@ from dataclasses import fields
 from typing import Any
 
 from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.passes.all_local import AllLocal
 from liquidcp_compiler.passes.base import Pass
+from liquidcp_compiler.passes.buddy_ring import BuddyRing
 from liquidcp_compiler.passes.coalesce import Coalesce
 from liquidcp_compiler.passes.dcp import Dcp
 from liquidcp_compiler.passes.explicit import Explicit
 from liquidcp_compiler.passes.insert_sync import InsertSync
 from liquidcp_compiler.passes.insert_transfers import InsertTransfers
+from liquidcp_compiler.passes.magi_chunks import MagiChunks
+from liquidcp_compiler.passes.megatron_hybrid import MegatronHybrid
 from liquidcp_compiler.passes.order import Order
 from liquidcp_compiler.passes.split_kv import SplitKv
+from liquidcp_compiler.passes.zeppelin import Zeppelin
 from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 
 #: Every pass that pipeline text can name.
 PASSES: dict[str, type[Pass]] = {
-    p.name: p for p in (ZigzagAll, Explicit, Dcp, InsertTransfers, Coalesce, SplitKv, Order, InsertSync)
+    p.name: p
+    for p in (
+        *(ZigzagAll, Explicit, Dcp, BuddyRing, MegatronHybrid, Zeppelin, AllLocal, MagiChunks),
+        *(InsertTransfers, Coalesce, SplitKv, Order, InsertSync),
+    )
 }
 
 _NAME = re.compile(r"\s*([A-Za-z][\w-]*)\s*")
@@ -157,6 +166,7 @@ def _finite(text: str) -> float:
 
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (lambda text: int(text, 10), "a whole number"),
+    int | None: (lambda text: None if text.lower() == "none" else int(text, 10), "a whole number, none"),
     float: (_finite, "a number"),
     str: (str, "text"),
     bool: (lambda text: _BOOLS[text.lower()], "true, false"),

@@ -21,10 +21,11 @@ from liquidcp_compiler.passes.place_prefill import (
     turns,
     zigzag_owner,
 )
+from liquidcp_compiler.passes.placement import Placement, Placer, SequencePlace, check_lengths
 
 
 @dataclass(frozen=True)
-class ZigzagAll(Pass[AuthoredGraph, PlacedGraph]):
+class ZigzagAll(Placer, Pass[AuthoredGraph, PlacedGraph]):
     """Zigzag-partitions every sequence across all ranks (paper sections 2.1 and 7.1, "All CP").
 
     before:  region of a sequence of 8 tiles
@@ -47,6 +48,19 @@ class ZigzagAll(Pass[AuthoredGraph, PlacedGraph]):
         if self.legality not in ("tile", "paper"):
             raise InvalidField("legality", self.legality, "tile, paper")
         whole_number("kv_interleave", self.kv_interleave, 0, MAX_INT32)
+
+    def place(self, lengths: IntArray | list[int], world: int) -> Placement:
+        """The placement of a batch of queries. Where tiles do not divide, the ranks of a sequence are turned.
+
+        Raises InvalidField for lengths that ``legality`` forbids. Keys by ``kv_interleave`` are not in a placement.
+        """
+        checked = check_lengths(lengths)
+        if self.legality == "paper":
+            check_paper_legality(checked, np.full(len(checked), world))
+        first = turns(-(-checked // self.tile), np.full(len(checked), world)).tolist()
+        ranks = [tuple((start + i) % world for i in range(world)) for start in first]
+        places = [SequencePlace(length=n, ranks=r if n else ()) for n, r in zip(checked.tolist(), ranks, strict=True)]
+        return Placement(scheme=self.name, world=world, tile=self.tile, sequences=tuple(places))
 
     def apply(self, graph: AuthoredGraph, context: PassContext) -> PlacedGraph:
         problem, world = prefill_problem(graph, self.name), context.world
