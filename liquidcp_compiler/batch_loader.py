@@ -31,6 +31,7 @@ from liquidcp_compiler.ir.problem_fields import whole_number
 from liquidcp_compiler.passes.base import AnyPass
 
 Batch = TypeVar("Batch")
+_END: Any = object()
 
 
 class PlannedBatches(Generic[Batch]):
@@ -106,10 +107,10 @@ class PlannedBatches(Generic[Batch]):
         batches = _batches(self.source)
         while True:
             try:
-                batch = next(batches)
-                problem = self.make_problem(batch)
-            except StopIteration:
-                return
+                batch = next(batches, _END)
+                if batch is _END:
+                    return
+                problem = self.make_problem(batch)  # its StopIteration is an error too, not the end of the source
             except Exception as error:
                 waiting.append(error)
                 yield _Failure(kind=type(error).__name__, message=str(error))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from liquidcp_compiler.errors import InvalidField
-from liquidcp_compiler.passes.placement import Placer, check_lengths
+from liquidcp_compiler.passes.placement import Placer, check_lengths, check_ranks, is_finite
 from liquidcp_compiler.placement_report import AttentionShape, PlacementReport
 from liquidcp_compiler.report import align, counted
 
@@ -34,9 +34,9 @@ class PlacementCost:
 
     def __post_init__(self) -> None:
         for name in ("flops", "link_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidField(name, getattr(self, name), "numbers > 0")
-        if not self.link_latency_s >= 0:
+            if not (is_finite(value := getattr(self, name)) and value > 0):
+                raise InvalidField(name, value, "numbers > 0")
+        if not (is_finite(self.link_latency_s) and self.link_latency_s >= 0):
             raise InvalidField("link_latency_s", self.link_latency_s, "seconds >= 0")
 
     def seconds(self, report: PlacementReport) -> tuple[np.ndarray, np.ndarray]:
@@ -118,7 +118,7 @@ def advise(
     refuses ``world``.
     """
     chosen = _default_placer() if placer is None else placer
-    checked = check_lengths(lengths)
+    world, checked = check_ranks(world), check_lengths(lengths)
     rows = []
     for ranks in (1 << k for k in range(max(world - 1, 0).bit_length())):
         try:

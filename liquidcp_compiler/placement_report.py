@@ -17,7 +17,7 @@ from liquidcp_compiler.ir.problem import DType
 from liquidcp_compiler.ir.problem_fields import MAX_HEADS, whole_number
 from liquidcp_compiler.ir.tiles import contiguous_tiles
 from liquidcp_compiler.passes.magi_chunks import causal_area
-from liquidcp_compiler.passes.placement import Placement
+from liquidcp_compiler.passes.placement import Placement, is_finite
 from liquidcp_compiler.report import align, counted, format_bytes
 
 #: Load tolerances of the paper (section 4.2), as shares of the mean.
@@ -41,6 +41,8 @@ class AttentionShape:
     def __post_init__(self) -> None:
         for name in ("num_heads_q", "num_heads_kv", "head_dim"):
             whole_number(name, getattr(self, name), 1, MAX_HEADS)
+        if self.dtype not in list(DType):
+            raise InvalidField("dtype", self.dtype, ", ".join(d.value for d in DType))
 
     @property
     def kv_bytes(self) -> int:
@@ -73,8 +75,8 @@ class PlacementReport:
 
     def __post_init__(self) -> None:
         for name in ("token_tolerance", "work_tolerance"):
-            if not getattr(self, name) >= 0:
-                raise InvalidField(name, getattr(self, name), "shares >= 0, e.g. 0.05")
+            if not (is_finite(value := getattr(self, name)) and value >= 0):
+                raise InvalidField(name, value, "shares >= 0, e.g. 0.05")
 
     @cached_property
     def tokens(self) -> NDArray[np.float64]:

@@ -110,6 +110,15 @@ def test_an_error_in_make_problem_names_its_batch(num_workers):
     assert isinstance(error.__cause__, InvalidField)
 
 
+def test_a_stop_iteration_in_make_problem_is_an_error_and_no_end():
+    problems = iter([problem([5])])
+    batches = iter(PlannedBatches([[5], [6]], lambda _: next(problems), 2, num_workers=0))
+    next(batches)
+    with pytest.raises(BatchPlanError, match="StopIteration") as caught:
+        next(batches)
+    assert caught.value.batch_idx == 1
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_of_the_source_names_its_batch(num_workers):
     def source():

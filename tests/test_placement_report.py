@@ -104,7 +104,7 @@ def test_empty_batches_have_no_imbalance():
 
 
 @pytest.mark.parametrize("name", ["token_tolerance", "work_tolerance"])
-@pytest.mark.parametrize("value", [-0.01, float("nan")])
+@pytest.mark.parametrize("value", [-0.01, float("nan"), "0.1", None, True])
 def test_tolerances_are_shares(name, value):
     with pytest.raises(InvalidField, match=name):
         report(placed((0,), (0,), (0,), (0,)), **{name: value})
@@ -190,9 +190,17 @@ def test_advice_leaves_out_what_the_placer_refuses():
 
 
 @pytest.mark.parametrize("name", ["flops", "link_bytes_per_s", "link_latency_s"])
-def test_costs_are_positive(name):
+@pytest.mark.parametrize("value", [-1.0, float("nan"), "1", None, True])
+def test_costs_are_positive(name, value):
     with pytest.raises(InvalidField, match=name):
-        PlacementCost(**{name: -1.0})
+        PlacementCost(**{name: value})
+
+
+def test_advice_names_what_makes_no_sense():
+    with pytest.raises(InvalidField, match="cp_size"):
+        advise([5], 2.0)  # type: ignore[arg-type]
+    with pytest.raises(InvalidField, match="dtype.*bf16"):
+        AttentionShape(dtype="none")  # type: ignore[arg-type]
 
 
 def test_the_page_s_placement_works_as_it_stands():
@@ -236,6 +244,12 @@ def test_place_compares_all(capsys):
     assert data["buddy-ring"]["D_T"] == 9.375
     assert {"zeppelin", "all-local", "magi-chunks"} < set(data)
     assert np.isfinite([entry["D_W"] for entry in data.values() if "D_W" in entry]).all()
+
+
+def test_a_bad_option_ends_a_comparison(capsys):
+    code, out, err = run(capsys, "500", "--world", "2", "--compare", "--legality", "none")
+    assert (code, out) == (2, "")
+    assert "legality is 'none'" in err
 
 
 def test_place_gives_advice(capsys):

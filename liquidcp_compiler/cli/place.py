@@ -158,9 +158,10 @@ def _compare(out: Output, lengths: list[int], world: int, options: Mapping[str, 
     rows, refused, data = [], [], []
     for name, cls in _placers().items():
         own = {option: v for option, v in options.items() if option in {f.name for f in fields(cls)}}  # type: ignore
+        placer = _placer(name, own)  # a bad option is no matter of the batch: it ends the command
         try:
             with out.working(f"placing with {name}"):
-                report = _report(_placer(name, own), lengths, world)
+                report = _report(placer, lengths, world)
         except InvalidField as error:
             refused.append(f"{name}: {error}")
             data.append({"placement": name, "error": str(error)})

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.passes.base import Pass, PassContext
-from liquidcp_compiler.passes.placement import Placement, Placer, SequencePlace, build_placed, check_lengths
+from liquidcp_compiler.passes.placement import (
+    Placement,
+    Placer,
+    SequencePlace,
+    build_placed,
+    check_lengths,
+    check_ranks,
+    set_whole_numbers,
+)
 
 
 @dataclass(frozen=True)
@@ -26,12 +33,11 @@ class AllLocal(Placer, Pass[AuthoredGraph, PlacedGraph]):
     tile: int = 128
 
     def __post_init__(self) -> None:
-        if self.tile < 1:
-            raise InvalidField("tile", self.tile, "whole numbers of tokens >= 1")
+        set_whole_numbers(self, 1, "tile")
 
     def place(self, lengths: IntArray | list[int], world: int) -> Placement:
         """The placement of a batch; empty sequences get no rank."""
-        checked = check_lengths(lengths).tolist()
+        world, checked = check_ranks(world), check_lengths(lengths).tolist()
         tokens, places = [0] * world, [SequencePlace(length=0, ranks=())] * len(checked)
         for i in sorted(range(len(checked)), key=lambda i: -checked[i]):
             if checked[i]:

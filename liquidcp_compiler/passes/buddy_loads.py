@@ -87,7 +87,7 @@ class Target:
 
     def slack(self, mean: int, tolerance: float) -> int:
         """Largest deviation within tolerance. The tolerance counts as the decimal number it prints as."""
-        return int(Fraction(repr(tolerance)) * mean)
+        return min(int(Fraction(repr(tolerance)) * mean), NO_LIMIT)
 
     def kappa(self, lengths: IntArray) -> np.ndarray:
         """float64 [n]: the larger of a sequence's shares of a rank's mean tokens and mean work (paper 4.2)."""

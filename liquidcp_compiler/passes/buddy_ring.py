@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
+from liquidcp_compiler.ir.problem_fields import MAX_INT32
 from liquidcp_compiler.passes.base import Pass, PassContext
 from liquidcp_compiler.passes.buddy_loads import Target, legal_sizes
 from liquidcp_compiler.passes.buddy_nodes import NODE, SINGLE_LEVEL, place_flat, place_two_level
 from liquidcp_compiler.passes.buddy_search import SearchOptions
-from liquidcp_compiler.passes.placement import Placement, Placer, SequencePlace, build_placed, check_lengths
+from liquidcp_compiler.passes.placement import (
+    Placement,
+    Placer,
+    SequencePlace,
+    build_placed,
+    check_lengths,
+    is_finite,
+    set_whole_numbers,
+)
 
 TWO_LEVEL = "buddy-ring/two-level"
 ANY_WORLD = "zigzag-all, all-local, magi-chunks and explicit take any number of ranks"
@@ -66,17 +74,16 @@ class BuddyRing(Pass[AuthoredGraph, PlacedGraph], Placer):
 
     def __post_init__(self) -> None:
         for name in ("token_tolerance", "work_tolerance", "structural_threshold"):
-            _require(name, value := getattr(self, name), math.isfinite(value) and value >= 0, "numbers >= 0")
+            _require(name, value := getattr(self, name), is_finite(value) and value >= 0, "numbers >= 0")
         for name in ("load_bin", "smooth_max"):
-            _require(name, value := getattr(self, name), math.isfinite(value) and value > 0, "numbers > 0")
-        for name in ("beam_width", "num_refined", "extremes", "candidates", "tile"):
-            _require(name, value := getattr(self, name), value >= 1, "whole numbers >= 1")
-        _require("repair_iterations", self.repair_iterations, self.repair_iterations >= 0, "whole numbers >= 0")
+            _require(name, value := getattr(self, name), is_finite(value) and value > 0, "numbers > 0")
+        set_whole_numbers(self, 1, "beam_width", "num_refined", "extremes", "candidates", "tile")
+        set_whole_numbers(self, 0, "repair_iterations")
         _require("max_group", self.max_group, _is_power(self.max_group), "powers of two")
         _require("legality", self.legality, self.legality in ("tile", "paper"), "tile, paper")
         _require("search", self.search, self.search in ("full", "paper"), "full, paper")
         if self.token_limit is not None:
-            _require("token_limit", self.token_limit, self.token_limit >= 1, "None or whole numbers >= 1")
+            set_whole_numbers(self, 1, "token_limit")
 
     def place(self, lengths: IntArray | list[int], world: int) -> Placement:
         """The placement of a batch, in its order; empty sequences are placed nowhere.
@@ -85,7 +92,7 @@ class BuddyRing(Pass[AuthoredGraph, PlacedGraph], Placer):
         number >= 0 or that no legal group holds within ``token_limit``.
         """
         _require("cp_size", world, _is_power(world), "powers of two", f"{ANY_WORLD}")
-        given = check_lengths(lengths)
+        world, given = int(world), check_lengths(lengths)
         filled = np.flatnonzero(given > 0)
         first, degree = np.zeros(len(given), np.int64), np.zeros(len(given), np.int64)
         if len(filled):
@@ -171,8 +178,9 @@ def warmup() -> None:
     BuddyRing().place([1 << 17, 5000, 1000], 32)
 
 
-def _is_power(value: int) -> bool:
-    return value >= 1 and value & (value - 1) == 0
+def _is_power(value: Any) -> bool:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return bool(whole and 1 <= value <= MAX_INT32 and int(value) & (int(value) - 1) == 0)
 
 
 def _require(field: str, value: object, valid: bool, allowed: str, hint: str = "") -> None:

@@ -13,7 +13,15 @@ from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
 from liquidcp_compiler.ir.tiles import contiguous_tiles
 from liquidcp_compiler.passes.base import Pass, PassContext
-from liquidcp_compiler.passes.placement import Placement, Placer, SequencePlace, build_placed, check_lengths
+from liquidcp_compiler.passes.placement import (
+    Placement,
+    Placer,
+    SequencePlace,
+    build_placed,
+    check_lengths,
+    check_ranks,
+    set_whole_numbers,
+)
 
 
 @dataclass(frozen=True)
@@ -40,16 +48,13 @@ class MagiChunks(Placer, Pass[AuthoredGraph, PlacedGraph]):
     tile: int = 128
 
     def __post_init__(self) -> None:
-        if self.tile < 1:
-            raise InvalidField("tile", self.tile, "whole numbers of tokens >= 1")
-        if self.chunk < 1 or self.chunk % self.tile:
+        set_whole_numbers(self, 1, "tile", "chunk", "min_chunks_per_rank")
+        if self.chunk % self.tile:
             raise InvalidField("chunk", self.chunk, f"multiples of the tile, {self.tile} tokens")
-        if self.min_chunks_per_rank < 1:
-            raise InvalidField("min_chunks_per_rank", self.min_chunks_per_rank, "whole numbers >= 1")
 
     def place(self, lengths: IntArray | list[int], world: int) -> Placement:
         """The placement of a batch, tile by tile."""
-        checked = check_lengths(lengths)
+        world, checked = check_ranks(world), check_lengths(lengths)
         sequence, position, rows = contiguous_tiles(checked, self.tile)
         per_chunk = self.tiles_per_chunk(len(sequence), world)
         chunk = np.arange(len(sequence)) // per_chunk

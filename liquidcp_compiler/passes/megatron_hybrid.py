@@ -16,6 +16,7 @@ from liquidcp_compiler.passes.placement import (
     build_placed,
     check_lengths,
     check_power_of_two,
+    set_whole_numbers,
 )
 
 #: Loads within this part of the largest count as balanced.
@@ -49,14 +50,12 @@ class MegatronHybrid(Placer, Pass[AuthoredGraph, PlacedGraph]):
     tile: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("target_tokens", "tile"):
-            if getattr(self, name) < 1:
-                raise InvalidField(name, getattr(self, name), "whole numbers of tokens >= 1")
+        set_whole_numbers(self, 1, "target_tokens", "tile")
 
     def place(self, lengths: IntArray | list[int], world: int) -> Placement:
         """The placement of a batch; empty sequences get no rank and round 0."""
         checked = check_lengths(lengths).tolist()
-        check_power_of_two(world, self.name)
+        world = check_power_of_two(world, self.name)
         items = [self._item(i, length, world) for i, length in enumerate(checked) if length]
         left = sorted(items, key=lambda item: -item.length)
         places = [SequencePlace(length=length, ranks=()) for length in checked]

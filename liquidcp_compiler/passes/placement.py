@@ -7,7 +7,7 @@ when a graph is placed with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.graph import AuthoredGraph, PlacedGraph
 from liquidcp_compiler.ir.intervals import IntArray
+from liquidcp_compiler.ir.problem_fields import MAX_INT32, check_total, whole_number, whole_numbers
 from liquidcp_compiler.passes.base import PassContext
 from liquidcp_compiler.passes.place_prefill import build_prefill, prefill_problem, zigzag_owner
+
+MAX_FLOAT = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +124,37 @@ def build_placed(graph: AuthoredGraph, context: PassContext, placer: Placer) -> 
     return build_prefill(graph, context.world, placement.tile, q_rank, kv_rank, placer.name)
 
 
-def check_power_of_two(world: int, scheme: str) -> None:
-    """Raises InvalidField for a number of ranks that groups of halves cannot divide."""
-    if world < 1 or world & (world - 1):
+def check_ranks(world: object) -> int:
+    """A number of ranks as an int. Raises InvalidField naming ``cp_size``."""
+    return whole_number("cp_size", world, 1, MAX_INT32)
+
+
+def check_power_of_two(world: object, scheme: str) -> int:
+    """A number of ranks as an int. Raises InvalidField for one that groups of halves cannot divide."""
+    try:
+        ranks = check_ranks(world)
+    except InvalidField:
+        ranks = 0
+    if ranks < 1 or ranks & (ranks - 1):
         raise InvalidField("cp_size", world, f"a power of two for {scheme}", "zigzag-all and all-local take any world")
+    return ranks
+
+
+def set_whole_numbers(placer: object, minimum: int, *names: str) -> None:
+    """Makes these options of a frozen dataclass plain ints. Raises InvalidField for what is no int32 >= minimum."""
+    for name in names:
+        object.__setattr__(placer, name, whole_number(name, getattr(placer, name), minimum, MAX_INT32))
+
+
+def is_finite(value: Any) -> bool:
+    """Whether an option is a finite number that a float can hold; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, float | int | np.integer | np.floating):
+        return False
+    return bool(abs(value) <= MAX_FLOAT)
 
 
 def check_lengths(lengths, *, allow_zero: bool = True) -> NDArray[np.int64]:
-    """Lengths as int64. Raises InvalidField naming the first that is not a whole number >= 0 (or > 0)."""
-    least = 0 if allow_zero else 1
-    for i, length in enumerate(lengths):
-        whole = isinstance(length, int | np.integer) and not isinstance(length, bool)
-        if not whole or length < least:
-            raise InvalidField(f"lengths[{i}]", length, f"whole numbers >= {least}")
-    return np.asarray(lengths, np.int64).reshape(-1)
+    """Lengths as int64. Raises InvalidField naming the first that is not a whole number >= 0 (or > 0), or their sum."""
+    checked = whole_numbers("lengths", lengths, 0 if allow_zero else 1)
+    check_total("lengths", checked)
+    return np.array(checked, np.int64)

@@ -21,7 +21,7 @@ from liquidcp_compiler.passes.place_prefill import (
     turns,
     zigzag_owner,
 )
-from liquidcp_compiler.passes.placement import Placement, Placer, SequencePlace, check_lengths
+from liquidcp_compiler.passes.placement import Placement, Placer, SequencePlace, check_lengths, check_ranks
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ZigzagAll(Placer, Pass[AuthoredGraph, PlacedGraph]):
 
         Raises InvalidField for lengths that ``legality`` forbids. Keys by ``kv_interleave`` are not in a placement.
         """
-        checked = check_lengths(lengths)
+        world, checked = check_ranks(world), check_lengths(lengths)
         if self.legality == "paper":
             check_paper_legality(checked, np.full(len(checked), world))
         first = turns(-(-checked // self.tile), np.full(len(checked), world)).tolist()

@@ -214,6 +214,10 @@ def test_options_at_their_ends_give_placements(options: dict):
         assert all(s.degree for s in placement.sequences)
 
 
+def test_a_tolerance_that_allows_everything():
+    assert BuddyRing(token_tolerance=1e300, work_tolerance=10**30).place([5000, 300], 4).degrees.tolist() == [1, 1]
+
+
 def test_a_placed_graph_plans_and_keys_follow_queries():
     problem = prefill_problem([1024, 300, 4096])
     made = plan(problem, cp_size=4, placement=BuddyRing(tile=64))

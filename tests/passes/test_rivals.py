@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from liquidcp_compiler.ir.mask import Full
 from liquidcp_compiler.ir.problem import DType, PrefillProblem
 from liquidcp_compiler.passes.all_local import AllLocal
 from liquidcp_compiler.passes.base import PassContext
+from liquidcp_compiler.passes.buddy_ring import BuddyRing
 from liquidcp_compiler.passes.magi_chunks import MagiChunks
 from liquidcp_compiler.passes.megatron_hybrid import MegatronHybrid
 from liquidcp_compiler.passes.placement import Placement, SequencePlace
@@ -45,11 +48,11 @@ def groups(placement: Placement) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.name)
-@pytest.mark.parametrize("fields", [{}, {"lengths": [130, 0, 7]}, {"mask": Full()}, {"kv_lengths": (140, 60)}])
-def test_attention_is_right(scheme, fields):
+@pytest.mark.parametrize("chosen", [{}, {"lengths": [130, 0, 7]}, {"mask": Full()}, {"kv_lengths": (140, 60)}])
+def test_attention_is_right(scheme, chosen):
     torch.manual_seed(0)
     small = {"lengths": [130, 40], "num_heads_q": 2, "num_heads_kv": 1}
-    p = prefill_problem(**(small | fields), dtype=DType.FP32)
+    p = prefill_problem(**(small | chosen), dtype=DType.FP32)
     made = plan(p, 4, placement=scheme, verify="each")
     q = torch.randn(p.total_q, p.num_heads_q, p.head_dim)
     k, v = torch.randn(2, p.total_kv, p.num_heads_kv, p.head_dim).unbind()
@@ -86,6 +89,25 @@ def test_a_batch_of_one_rank_and_an_empty_batch(scheme):
 def test_lengths_that_are_none_name_the_sequence(scheme, bad):
     with pytest.raises(InvalidField, match=r"lengths\[1\]"):
         scheme.place([5, bad], 4)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, BuddyRing(tile=16)], ids=lambda s: s.name)
+def test_worlds_and_batches_that_are_none_are_named(scheme):
+    for world in (0, -1, True, 2.0, None, "2", 2**70):
+        with pytest.raises(InvalidField, match="cp_size"):
+            scheme.place([5, 300], world)
+    for lengths, field in ((None, "lengths"), (5, "lengths"), ([5, 2**70], "lengths"), ([2**40, 2], "sum")):
+        with pytest.raises(InvalidField, match=field):
+            scheme.place(lengths, 4)
+    assert scheme.place([5, 300], np.int64(4)) == scheme.place([5, 300], 4)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, BuddyRing()], ids=lambda s: s.name)
+def test_options_of_another_type_are_named(scheme):
+    for option in fields(scheme):
+        for value in (True, "none such", [1], 2**2000, float("nan")):
+            with pytest.raises(InvalidField, match=option.name):
+                type(scheme)(**{option.name: value})
 
 
 def test_megatron_places_figure_7_in_two_rounds():
