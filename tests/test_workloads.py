@@ -218,3 +218,22 @@ def test_traces_that_are_none(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\n")
     with pytest.raises(InvalidField, match="line 1"):
         load_trace(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("most", [True, 1.5, float("nan"), "5", 0])
+def test_a_clip_is_a_whole_number(tmp_path, most):
+    for text in ("[5, 6]", '{"[0,32)": 1}'):
+        path = tmp_path / "lengths.json"
+        path.write_text(text)
+        with pytest.raises(InvalidField, match="most"):
+            load_lengths(path, most=most)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"[0,' + "9" * 5000 + ')": 1}', '{"[0,32)": 1' + "0" * 400 + "}", '{"[0,32)": 1e308}']
+)
+def test_numbers_beyond_all_lengths_are_named(tmp_path, text):
+    path = tmp_path / "lengths.json"
+    path.write_text(text)
+    with pytest.raises(InvalidField, match="lengths.json"):
+        load_lengths(path)

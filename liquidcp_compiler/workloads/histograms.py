@@ -14,11 +14,13 @@ import numpy as np
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.workloads.lengths import Histogram, LengthSampler, Measured
 
-_HALF_OPEN = re.compile(r"\[\s*(\d+)\s*,\s*(\d+)\s*\)")
-_CLOSED = re.compile(r"\[\s*(\d+)\s*,\s*(\d+)\s*\]")
+_HALF_OPEN = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\)")
+_CLOSED = re.compile(r"\[\s*(\d{1,18})\s*,\s*(\d{1,18})\s*\]")
 _FORMS = 'JSON {"[low,high)": share, ...}, a JSON list of lengths, or CSV with columns range ("[low, high]") and number'
 #: Lengths that a file may name; far above any document, and its logarithm is exact enough.
 MAX_LENGTH = 2**40
+#: Share or number of documents of a bin; the sum of as many bins as a file holds stays finite.
+MAX_WEIGHT = 2**63
 
 
 def load_lengths(path: str | os.PathLike[str], most: int | None = None) -> LengthSampler:
@@ -88,8 +90,8 @@ def _from_list(name: str, data: list, most: int | None) -> Measured:
 
 
 def _weight(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise InvalidField(where, value, "a share or number >= 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_WEIGHT:
+        raise InvalidField(where, value, f"a share or number from 0 to {MAX_WEIGHT}")
     return float(value)
 
 

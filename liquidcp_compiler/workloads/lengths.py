@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.ir.problem_fields import whole_number
 
 #: Documents drawn at once.
 BLOCK = 256
@@ -105,8 +106,8 @@ class Histogram(LengthSampler):
                 raise InvalidField(f"bins[{i}]", (int(lo), int(hi), float(w)), "0 <= low < high, 1 < high, weight >= 0")
         if not self.weight.sum() > 0:
             raise InvalidField("weight", self.weight.tolist(), "at least one bin of weight > 0")
-        if self.most is not None and self.most < 1:
-            raise InvalidField("most", self.most, "None, or tokens >= 1")
+        if self.most is not None:
+            whole_number("most", self.most, 1)
 
     def documents(self, rng: np.random.Generator) -> Iterator[int]:
         share = self.weight / self.weight.sum()
@@ -129,8 +130,8 @@ class Measured(LengthSampler):
     def __post_init__(self) -> None:
         if not len(self.lengths) or self.lengths.min() < 1:
             raise InvalidField("lengths", self.lengths, "at least one length, each >= 1")
-        if self.most is not None and self.most < 1:
-            raise InvalidField("most", self.most, "None, or tokens >= 1")
+        if self.most is not None:
+            whole_number("most", self.most, 1)
 
     def documents(self, rng: np.random.Generator) -> Iterator[int]:
         while True:
