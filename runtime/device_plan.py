@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from liquidcp_compiler.errors import UnsupportedError
-from liquidcp_compiler.ir.launch import ERROR_BLOCK, KERNEL_PARAMS, MAX_RANKS
+from liquidcp_compiler.ir.launch import ERROR_BLOCK, KERNEL_PARAMS, MAX_RANKS, NUM_TICKETS, PAGE_WORDS
 from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.plan import Plan
 
@@ -47,10 +47,12 @@ class RankWorkspace:
     kv_v: Tensor
     state_out: Tensor
     state_lse: Tensor
+    page: Tensor
+    stage: Tensor
 
     def poison(self) -> None:
         """Fill every buffer with NaN, so that a read of what nobody wrote is seen."""
-        for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse):
+        for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse, self.stage):
             buffer.fill_(float("nan"))
 
 
@@ -84,6 +86,9 @@ class DevicePlan:
         for name, tensors in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse)):
             for rank, tensor in enumerate(tensors):
                 params["ranks"][name][0, rank] = tensor.data_ptr()
+                if name != "lse":
+                    params["ranks"][f"{name}_token_stride"][0, rank] = tensor.stride(0)
+                    params["ranks"][f"{name}_head_stride"][0, rank] = tensor.stride(1)
         return params
 
 
@@ -91,7 +96,7 @@ def make_device_plan(plan: Plan, device: torch.device) -> DevicePlan:
     """Upload every rank's blob and allocate its workspace. Raises UnsupportedError (:func:`check_supported`)."""
     check_supported(plan)
     p = plan.problem
-    units = units_per_row(plan)
+    units = int(plan.headers["units_per_row"][0])
     control = torch.zeros(3, dtype=torch.int64)
     control[0] = 1  # a word that was never written belongs to epoch 0
     control = control.to(device)
@@ -99,29 +104,26 @@ def make_device_plan(plan: Plan, device: torch.device) -> DevicePlan:
     params = np.zeros(1, KERNEL_PARAMS.dtype)
     workspaces = []
     for rank in range(plan.world):
-        workspaces.append(_workspace(plan, rank, units, device, params["ranks"][0, rank : rank + 1]))
+        workspace = _workspace(plan, rank, units, device, params["ranks"][0, rank : rank + 1])
+        peer = params["peers"][0, rank : rank + 1]
+        peer["page"] = workspace.page.data_ptr()
+        for slot in range(2):
+            peer["stage_k"][0, slot] = workspace.stage[0, slot].data_ptr()
+            peer["stage_v"][0, slot] = workspace.stage[1, slot].data_ptr()
+        workspaces.append(workspace)
     epoch = control.data_ptr()
-    params["fingerprint"] = plan.fingerprint
     params["epoch"], params["abort"], params["exits"] = epoch, epoch + 8, epoch + 16
     params["error"] = error.data_ptr()
-    params["world"], params["units_per_row"] = plan.world, units
+    params["world"] = plan.world
     params["num_heads_q"], params["num_heads_kv"] = p.num_heads_q, p.num_heads_kv
     params["qheads_per_kvhead"], params["softmax_scale"] = p.group_size, p.scale
     return DevicePlan(ranks=tuple(workspaces), control=control, error=error, params=params)
 
 
-def units_per_row(plan: Plan) -> int:
-    """Claim words of a compute row: the most query tiles that any row has, times the query heads."""
-    rows = plan.tables["rows"]
-    tiles = int((rows["q_hi"] - rows["q_lo"]).max(initial=1))
-    return tiles * plan.problem.num_heads_q
-
-
 def _workspace(plan: Plan, rank: int, units: int, device: torch.device, params: np.ndarray) -> RankWorkspace:
     """One rank's memory; writes its addresses to ``params`` (one element of ``RankParams``)."""
     p, header = plan.problem, plan.header(rank)
-    pulled = plan.table("kv_tiles", rank)[int(header["num_local_kv_tiles"]) :]
-    kv_shape = (int((pulled["token"] + pulled["rows"]).max(initial=0)), p.num_heads_kv, p.head_dim)
+    kv_shape = (int(header["num_pulled_kv_tokens"]), p.num_heads_kv, p.head_dim)
     slots = int(header["num_local_q_tiles"]) * p.num_heads_q
     nan = float("nan")
     counts = {
@@ -130,7 +132,7 @@ def _workspace(plan: Plan, rank: int, units: int, device: torch.device, params: 
         "arrivals": int(header["num_arrivals"]),
         "claims": len(plan.table("rows", rank)) * units,
         "merged": slots,
-        "tickets": 1,
+        "tickets": NUM_TICKETS,
     }
     blob = np.frombuffer(plan.blob(rank), np.uint8).copy()
     workspace = RankWorkspace(
@@ -140,6 +142,8 @@ def _workspace(plan: Plan, rank: int, units: int, device: torch.device, params: 
         kv_v=torch.full(kv_shape, nan, dtype=p.dtype.torch, device=device),
         state_out=torch.full((slots * plan.spec.block_q * p.head_dim,), nan, device=device),
         state_lse=torch.full((slots * plan.spec.block_q,), nan, device=device),
+        page=torch.zeros(PAGE_WORDS, dtype=torch.int64, device=device),
+        stage=torch.full((2, 2, int(header["num_local_kv_tokens"]), *kv_shape[1:]), nan, dtype=p.dtype.torch, device=device),
     )
     address = workspace.words.data_ptr()
     for name, count in counts.items():

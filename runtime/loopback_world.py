@@ -89,7 +89,7 @@ class LoopbackWorld:
             workspace.poison()
         params = device_plan.launch_params(q, k, v, out, lse)
         params["ctas_per_rank"], params["num_comm_ctas"] = self.grid(plan)
-        params["budget_ns"] = int(self.wait_budget * 1e9)
+        params["budget_ns"] = params["entry_budget_ns"] = int(self.wait_budget * 1e9)
         device_plan.error.zero_()
         self._run_kernel(plan, params)
         error = launch_error(plan, device_plan.error_block())

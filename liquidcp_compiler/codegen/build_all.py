@@ -33,8 +33,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 def specs() -> Iterator[KernelSpec]:
     """Every supported specification with tiles of 128 rows."""
-    formations = ((True, False), (False, True), (True, True))
-    for dtype, head_dim, mask, (ready, static) in itertools.product(DTYPES, HEAD_DIMS, MASKS, formations):
+    for dtype, head_dim, mask in itertools.product(DTYPES, HEAD_DIMS, MASKS):
         yield KernelSpec(
             head_dim=head_dim,
             dtype=DType(dtype),
@@ -42,9 +41,6 @@ def specs() -> Iterator[KernelSpec]:
             block_kv=128,
             mask=mask,
             softcap=False,
-            sinks=False,
-            ready_rows=ready,
-            static_rows=static,
             reductions=False,
         )
 

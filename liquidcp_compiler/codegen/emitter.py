@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 from liquidcp_compiler.codegen.support import check_spec, kv_step, num_threads, smem_bytes
 from liquidcp_compiler.errors import CodegenError
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
-from liquidcp_compiler.ir.launch import LAUNCH_ENUMS, LAUNCH_STRUCTS, MAX_RANKS, LaunchStruct
+from liquidcp_compiler.ir.launch import (
+    LAUNCH_ENUMS,
+    LAUNCH_STRUCTS,
+    MAX_RANKS,
+    NUM_TICKETS,
+    PAGE_DONE,
+    LaunchStruct,
+)
 from liquidcp_compiler.ir.layout import (
     DESCRIPTORS,
     ENUMS,
@@ -37,6 +44,23 @@ if TYPE_CHECKING:
 CONFIG_HEADER = "liquidcp/generated/config.cuh"
 LAYOUT_HEADER = "liquidcp/generated/layout.cuh"
 _INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What a kernel is built with beyond its specification; both off in production.
+
+    Fields: ``faults``: it leaves out signals, delays or stops as the launch's ``FaultPlan`` says; ``trace``: it records
+    a timeline.
+    """
+
+    faults: bool = False
+    trace: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """What it adds to a kernel's name."""
+        return "".join(f"_{name}" for name in ("faults", "trace") if getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +95,24 @@ class GeneratedKernel:
         return inline(self.source)
 
 
-def emit(spec: KernelSpec) -> GeneratedKernel:
-    """The kernel for ``spec``. Raises CodegenError, naming the field, for what no kernel can be generated for."""
+def emit(spec: KernelSpec, *, faults: bool = False, trace: bool = False) -> GeneratedKernel:
+    """The kernel for ``spec``; ``faults`` and ``trace``: see :class:`Variant`. Raises CodegenError, naming the field, for what no kernel can be generated for."""
     check_spec(spec)
+    variant = Variant(faults=faults, trace=trace)
+    name = spec.name + variant.suffix
     layout = render_layout()
     config = _template("config.cuh.j2").render(
         spec=spec,
+        variant=variant,
         kv_step=kv_step(spec),
         num_threads=num_threads(spec),
         smem_bytes=smem_bytes(spec),
         fp16=spec.dtype.value == "fp16",
         causal=spec.mask == MaskKind.CAUSAL,
     )
-    source = _template("kernel.cu.j2").render(spec=spec, version=__version__, facts=_facts(spec))
+    source = _template("kernel.cu.j2").render(name=name, version=__version__, facts=_facts(spec, variant))
     return GeneratedKernel(
-        name=spec.name,
+        name=name,
         source=source,
         headers=MappingProxyType({**static_headers(), CONFIG_HEADER: config, LAYOUT_HEADER: layout}),
         num_threads=num_threads(spec),
@@ -117,22 +144,23 @@ def render_layout() -> str:
     tables += [{"name": name, "type": "i32"} for name in INDEX_TABLES]
     return _template("layout.cuh.j2").render(
         layout_hash=f"0x{LAYOUT_HASH:016x}ull",
-        max_ranks=MAX_RANKS,
+        constants=[("MAX_RANKS", MAX_RANKS), ("PAGE_DONE", PAGE_DONE), ("NUM_TICKETS", NUM_TICKETS)],
         enums=[_enum(e) for e in (*ENUMS, *LAUNCH_ENUMS)],
         structs=[_descriptor(d) for d in (HEADER, *DESCRIPTORS)] + [_launch_struct(s) for s in LAUNCH_STRUCTS],
         tables=tables,
     )
 
 
-def _facts(spec: KernelSpec) -> list[tuple[str, str]]:
-    kinds = [name for name, on in (("ready", spec.ready_rows), ("static", spec.static_rows)) if on]
+def _facts(spec: KernelSpec, variant: Variant) -> list[tuple[str, str]]:
+    extras = [name for name in ("faults", "trace") if getattr(variant, name)]
     return [
         ("dtype", spec.dtype.value),
         ("head_dim", str(spec.head_dim)),
         ("mask", spec.mask.name.lower()),
         ("block_q", str(spec.block_q)),
         ("block_kv", str(spec.block_kv)),
-        ("rows", " and ".join(kinds) or "none"),
+        ("softcap", "yes" if spec.softcap else "no"),
+        ("built with", " and ".join(extras) or "nothing more"),
         ("path", "portable: mma.sync and cp.async, sm_80 and up"),
         ("layout hash", f"{LAYOUT_HASH:016x}"),
     ]

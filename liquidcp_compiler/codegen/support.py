@@ -20,7 +20,7 @@ def check_spec(spec: KernelSpec) -> None:
     _require("block_kv", spec.block_kv, BLOCK_SIZES)
     if spec.mask not in MASKS:
         _require("mask", spec.mask.name.lower(), tuple(m.name.lower() for m in MASKS))
-    for name in ("softcap", "sinks", "reductions"):
+    for name in ("softcap", "reductions"):
         _require(name, getattr(spec, name), (False,))
 
 

@@ -12,8 +12,8 @@ from liquidcp_compiler.ir.problem import DType
 class KernelSpec:
     """What one compiled kernel is specialised on. Lengths, placement, splits and orders are plan data and never here.
 
-    ``block_q`` and ``block_kv`` are the rows of a query tile and of a KV tile; ``ready_rows``, ``static_rows`` and
-    ``reductions`` say which kinds of work the plan holds.
+    ``block_q`` and ``block_kv`` are the rows of a query tile and of a KV tile; ``reductions`` says whether the plan
+    holds partial states. How rows form and whether there are sinks is not here: every kernel knows both ways.
     """
 
     head_dim: int
@@ -22,18 +22,14 @@ class KernelSpec:
     block_kv: int
     mask: MaskKind
     softcap: bool
-    sinks: bool
-    ready_rows: bool
-    static_rows: bool
     reductions: bool
 
     @property
     def name(self) -> str:
         """Stable kernel name, e.g. ``forward_bf16_d128_causal_q128_kv128``."""
-        flags = [n for n in ("softcap", "sinks", "reductions") if getattr(self, n)]
-        formation = "_".join(n for n, on in (("ready", self.ready_rows), ("static", self.static_rows)) if on)
+        flags = [name for name in ("softcap", "reductions") if getattr(self, name)]
         parts = ["forward", self.dtype.value, f"d{self.head_dim}", self.mask.name.lower()]
-        return "_".join([*parts, f"q{self.block_q}", f"kv{self.block_kv}", formation or "empty", *flags])
+        return "_".join([*parts, f"q{self.block_q}", f"kv{self.block_kv}", *flags])
 
     def to_json(self) -> dict[str, object]:
         """Plain values, for plan files and cache keys."""

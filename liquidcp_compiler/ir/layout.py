@@ -130,8 +130,8 @@ SEQUENCE = Descriptor(
         num_front_arrivals="how many of them must be committed before any other (needed by front-half queries)",
         arrival_base="first entry of this sequence in the arrival map (logical arrival -> physical KV tile)",
         sequence="index in the problem",
-        pad0="0",
-        pad1="0",
+        mask_base="first entry of this sequence's mask in `mask_data`",
+        mask_size="entries",
     ),
 )
 
@@ -202,9 +202,9 @@ TRANSFER = Descriptor(
         sequence="index in `sequences` whose prefix it is published in; -1: none",
         arrival_class="0: front (published first), 1: back",
         task="task of the graph",
+        source_token="first token of it in the peer's memory: KV: of its staged shard",
+        rows="tokens",
         pad0="0",
-        pad1="0",
-        pad2="0",
     ),
 )
 
@@ -270,6 +270,10 @@ INDEX_TABLES: dict[str, str] = {
     "kv_list": "index in kv_tiles",
     "target_list": "index in states",
     "state_list": "index in states",
+    "staged_list": "index in kv_tiles: own tiles that peers pull, in the order in which they are staged",
+    "mask_data": "parameters of a sequence's mask, by MaskKind: SLIDING_WINDOW: left, right; DOCUMENT: first position "
+    "of each document, ascending; SHARED_PREFIX: prefix, then the same; BLOCK_SPARSE: block, words a row, then one bit "
+    "a key block for each query block",
 }
 
 TABLE_NAMES: tuple[str, ...] = tuple(d.table for d in DESCRIPTORS) + tuple(INDEX_TABLES)
@@ -288,6 +292,8 @@ HEADER_FIELDS: tuple[Field, ...] = (
     Field("num_local_kv_tokens", "i32", "tokens of the local KV tensor"),
     Field("num_history_reductions", "i32", "rows of `reductions` before the final ones"),
     Field("num_arrivals", "i32", "entries of the arrival map"),
+    Field("num_pulled_kv_tokens", "i32", "tokens of the buffer of pulled KV tiles, one full place a tile"),
+    Field("units_per_row", "i32", "claim words a row: most query tiles of any row of any rank, times the query heads"),
 )
 
 

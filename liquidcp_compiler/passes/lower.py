@@ -13,12 +13,12 @@ from liquidcp_compiler.ir.layout import (
     HEADER,
     LAYOUT_HASH,
     TABLE_NAMES,
-    Formation,
     MaskKind,
     SignalKind,
     Space,
 )
 from liquidcp_compiler.ir.local_numbers import LocalNumbers
+from liquidcp_compiler.ir.mask_data import mask_data
 from liquidcp_compiler.ir.plan import TABLE_DTYPES, Plan, plan_digest
 from liquidcp_compiler.ir.problem import Problem
 from liquidcp_compiler.ir.problem_fields import MAX_INT32
@@ -42,6 +42,7 @@ def lower(graph: SyncedGraph, pipeline: str = "") -> Plan:
     classes = arrival_classes(graph)
     tables: Tables = {
         "sequences": _sequences(graph, classes),
+        "mask_data": _mask_data(graph),
         "q_tiles": _q_tiles(graph, local),
         "kv_tiles": _kv_tiles(graph, local),
         "states": _states(graph, local),
@@ -50,6 +51,8 @@ def lower(graph: SyncedGraph, pipeline: str = "") -> Plan:
     }
     tables |= lower_rows(graph, local, classes)
     tables |= lower_reductions(graph, local)
+    _fill_source_tokens(graph.world, tables)
+    tables["staged_list"] = _staged_list(graph, tables["transfers"])
     return _pack(graph, tables, pipeline)
 
 
@@ -76,6 +79,10 @@ def _pack(graph: SyncedGraph, tables: Tables, pipeline: str) -> Plan:
     headers["num_arrivals"] = np.bincount(tables["sequences"][1], sequences["num_arrivals"], minlength=graph.world)
     for name in TABLE_NAMES:
         headers[f"num_{name}"] = np.diff(offsets[name])
+    pulled = np.diff(offsets["kv_tiles"]) - headers["num_local_kv_tiles"]
+    headers["num_pulled_kv_tokens"] = pulled * graph.tile
+    tiles = data["rows"]["q_hi"] - data["rows"]["q_lo"]
+    headers["units_per_row"] = int(tiles.max(initial=1)) * graph.problem.num_heads_q
     return Plan(
         problem=graph.problem,
         world=graph.world,
@@ -91,7 +98,6 @@ def _pack(graph: SyncedGraph, tables: Tables, pipeline: str) -> Plan:
 def kernel_spec(graph: SyncedGraph) -> KernelSpec:
     """The kernel that the graph needs."""
     p, t = graph.problem, graph.tasks
-    compute = t.kind == TaskKind.COMPUTE
     return KernelSpec(
         head_dim=p.head_dim,
         dtype=p.dtype,
@@ -99,9 +105,6 @@ def kernel_spec(graph: SyncedGraph) -> KernelSpec:
         block_kv=graph.tile,
         mask=MaskKind[p.mask.to_json()["type"].upper()],
         softcap=p.softcap is not None,
-        sinks=p.sinks,
-        ready_rows=bool((t.formation[compute] == Formation.READY).any()),
-        static_rows=bool((t.formation[compute] == Formation.STATIC).any()),
         reductions=bool((t.kind == TaskKind.REDUCTION).any()),
     )
 
@@ -120,10 +123,34 @@ def _sequences(graph: SyncedGraph, classes: ArrivalClasses) -> tuple[NDArray, ND
     key = s.rank[prefix] * n + s.item[prefix]
     rows["num_arrivals"][key] = s.expected[prefix]
     rows["num_front_arrivals"][key] = classes.num_front[key]
+    ptr = mask_data(graph.problem.mask_bound)[1]
+    rows["mask_base"], rows["mask_size"] = np.tile(ptr[:-1], graph.world), np.tile(np.diff(ptr), graph.world)
     base = np.cumsum(rows["num_arrivals"]) - rows["num_arrivals"]
     if n:
         rows["arrival_base"] = base - np.repeat(base[::n], n)
     return rows, rank
+
+
+def _mask_data(graph: SyncedGraph) -> tuple[NDArray, NDArray]:
+    """Every rank holds the masks of all sequences."""
+    entries, _ = mask_data(graph.problem.mask_bound)
+    _check_32_bits("entries of the batch's masks", np.array([len(entries)]))
+    return np.tile(entries, graph.world), np.repeat(np.arange(graph.world), len(entries))
+
+
+def _fill_source_tokens(world: int, tables: Tables) -> None:
+    """Where in the peer's shard a pulled KV tile begins, so that nobody has to read a peer's plan."""
+    transfers, (kv_tiles, holder) = tables["transfers"][0], tables["kv_tiles"]
+    first = np.searchsorted(holder, np.arange(world))
+    kv = transfers["space"] == Space.KV
+    transfers["source_token"][kv] = kv_tiles["token"][first[transfers["peer"][kv]] + transfers["source"][kv]]
+
+
+def _staged_list(graph: SyncedGraph, transfers: tuple[NDArray, NDArray]) -> tuple[NDArray, NDArray]:
+    """Own KV tiles that some peer pulls, by rank, in slot order."""
+    rows = transfers[0][transfers[0]["space"] == Space.KV]
+    key = np.unique(rows["peer"].astype(np.int64) << 32 | rows["source"])
+    return (key & MAX_INT32).astype("<i4"), key >> 32
 
 
 def check_lengths(problem: Problem) -> None:

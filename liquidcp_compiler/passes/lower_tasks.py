@@ -44,7 +44,9 @@ def lower_transfers(graph: SyncedGraph, local: LocalNumbers, classes: ArrivalCla
         rows["signal"][here] = local.signal_at(sp, rank[here], item[here])
         # What the peer owns has no signal of its own: its READY covers it.
         rows["wait_signal"][here] = local.signal_at(sp, peer[here], item[here])
-    counted = (space == Space.KV) & (rows["signal"] < 0)
+    kv = space == Space.KV
+    rows["rows"][kv] = graph.kv_tiles.rows[item[kv]]
+    counted = kv & (rows["signal"] < 0)
     rows["sequence"][counted] = graph.kv_tiles.sequence[item[counted]]
     rows["arrival_class"][counted] = classes.class_of(rank[counted], item[counted])
     return rows, rank

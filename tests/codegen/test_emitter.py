@@ -26,12 +26,9 @@ READY = KernelSpec(
     block_kv=128,
     mask=MaskKind.CAUSAL,
     softcap=False,
-    sinks=False,
-    ready_rows=True,
-    static_rows=False,
     reductions=False,
 )
-STATIC = replace(READY, dtype=DType.FP16, head_dim=64, mask=MaskKind.FULL, ready_rows=False, static_rows=True)
+STATIC = replace(READY, dtype=DType.FP16, head_dim=64, mask=MaskKind.FULL)
 
 #: Rooms of the device headers, lowest first; a header includes its own room and lower ones only.
 ROOMS = ("generated", "common", "ptx", "sync", "attention", "tasks", "kernel")
@@ -45,7 +42,7 @@ def test_generated_text(name: str, spec: KernelSpec, golden: Callable[[str, str]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("spec", [READY, STATIC, replace(READY, static_rows=True)], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [READY, STATIC], ids=lambda s: s.name)
 def test_compiles_without_spills(spec: KernelSpec, arch: str) -> None:
     kernel = emit(spec)
     compiled = compile_cubin(kernel.source, kernel.headers, arch, name=f"{kernel.name}.cu")
@@ -68,7 +65,7 @@ def test_self_contained_needs_no_headers(block: int) -> None:
 
 def test_every_supported_kernel_has_its_own_name() -> None:
     names = [emit(spec).name for spec in specs()]
-    assert len(set(names)) == len(names) == 24
+    assert len(set(names)) == len(names) == 8
     assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
 
 
@@ -87,7 +84,6 @@ def test_build_all_writes_every_kernel(tmp_path) -> None:
         ("mask", MaskKind.SLIDING_WINDOW),
         ("mask", MaskKind.NONE),
         ("softcap", True),
-        ("sinks", True),
         ("reductions", True),
     ],
 )

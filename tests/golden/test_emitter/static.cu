@@ -1,4 +1,4 @@
-// forward_fp16_d64_full_q128_kv128_static
+// forward_fp16_d64_full_q128_kv128
 //
 // One persistent kernel of LiquidCP 0.1.0: it pulls KV tiles from peer ranks, attends to what has landed, and
 // merges the parts, following the tables of a packed plan. What it is compiled for:
@@ -8,21 +8,22 @@
 //   mask         full
 //   block_q      128
 //   block_kv     128
-//   rows         static
+//   softcap      no
+//   built with   nothing more
 //   path         portable: mma.sync and cp.async, sm_80 and up
 //   layout hash  (layout hash)
 //
 // The file that instantiates it is this one; the algorithm is in <liquidcp/...>: read kernel/persistent_kernel.cuh
 // first. To compile it as one file, write GeneratedKernel.self_contained() to disk:
 //
-//   nvcc -std=c++20 -arch=sm_80 -cubin forward_fp16_d64_full_q128_kv128_static.cu
-//   nvcc -std=c++20 -gencode=arch=compute_90a,code=sm_90a -cubin forward_fp16_d64_full_q128_kv128_static.cu
+//   nvcc -std=c++20 -arch=sm_80 -cubin forward_fp16_d64_full_q128_kv128.cu
+//   nvcc -std=c++20 -gencode=arch=compute_90a,code=sm_90a -cubin forward_fp16_d64_full_q128_kv128.cu
 #include <liquidcp/generated/config.cuh>
 #include <liquidcp/generated/layout.cuh>
 #include <liquidcp/kernel/persistent_kernel.cuh>
 
 extern "C" __global__ void __launch_bounds__(liquidcp::config::NUM_THREADS, 1)
-forward_fp16_d64_full_q128_kv128_static(const __grid_constant__ liquidcp::KernelParams params) {
+forward_fp16_d64_full_q128_kv128(const __grid_constant__ liquidcp::KernelParams params) {
   liquidcp::persistent_kernel(params);
 }
 
@@ -41,7 +42,7 @@ constexpr i32 NUM_THREADS = 256;
 constexpr u32 SMEM_BYTES = 49152;  // dynamic: the query tile, two steps of K and of V
 constexpr bool FP16 = true;  // else bf16
 constexpr bool CAUSAL = false;  // else full
-constexpr bool READY_ROWS = false;  // tasks form from the ready interval of a row
-constexpr bool STATIC_ROWS = true;  // a row is one task
+constexpr bool FAULTS = false;  // does wrong what the launch says, for tests
+constexpr bool TRACE = false;  // records a timeline
 
 }  // namespace liquidcp::config

@@ -4,24 +4,18 @@
 #include <liquidcp/tasks/context.cuh>
 #include <liquidcp/kernel/scheduler.cuh>
 #include <liquidcp/tasks/compute.cuh>
+#include <liquidcp/tasks/staging.cuh>
 #include <liquidcp/tasks/transfer.cuh>
 
 namespace liquidcp {
 
-// One thread. Is the plan in memory the one that this kernel and this launch were made for?
-LIQUIDCP_DEVICE bool check_plan(const Context& context) {
-  const PlanHeader& header = context.plan.header();
-  const u64 expected[2] = {LAYOUT_HASH, context.params.fingerprint};
-  const u64 seen[2] = {header.layout_hash, header.fingerprint};
-  if (seen[0] != expected[0]) {
-    context.watch.fail(ErrorCode::LAYOUT, context.watch.rank, -1, expected[0], seen[0], 0);
-    return false;
-  }
-  if (seen[1] != expected[1]) {
-    context.watch.fail(ErrorCode::FINGERPRINT, context.watch.rank, -1, expected[1], seen[1], 0);
-    return false;
-  }
-  return true;
+// One thread. May this launch begin: nothing has gone wrong before, and the plan is one that this kernel reads?
+LIQUIDCP_DEVICE bool may_begin(const Context& context) {
+  if (context.watch.aborted()) return false;
+  const u64 seen = context.plan.header().layout_hash;
+  if (seen == LAYOUT_HASH) return true;
+  context.watch.fail(ErrorCode::LAYOUT, context.watch.rank, 0, LAYOUT_HASH, seen, 0);
+  return false;
 }
 
 // Claims and computes until nothing is left.
@@ -29,7 +23,8 @@ LIQUIDCP_DEVICE void run_compute(const Context& context) {
   context.watch.role = CtaRole::COMPUTE;
   context.watch.task = -1;
   ClaimScan scan(context);
-  while (true) {
+  for (i32 tasks_done = 0; !fault_stops(context.watch, tasks_done); ++tasks_done) {
+    const u64 begin = trace_begin();
     __syncthreads();  // nobody still reads the last claim, or shared memory of its task
     if (threadIdx.x < 32) {
       Claim claim = {};
@@ -43,19 +38,21 @@ LIQUIDCP_DEVICE void run_compute(const Context& context) {
     if (!context.shared.has_claim) return;
     const Claim claim = context.shared.claim;
     context.watch.task = claim.row;
+    context.record(TraceKind::WAIT, claim.row, claim.unit, begin);
     if (!ComputeTask(context, claim).run()) return;
   }
 }
 
-// The last CTA out starts the next epoch. A peer that may still read this rank's K and V would need a DONE signal first:
-// here the end of the one launch that holds all ranks says the same.
-LIQUIDCP_DEVICE void leave(const KernelParams& params, u32 epoch) {
+// The last CTA out starts the next epoch.
+LIQUIDCP_DEVICE void leave(const Context& context) {
+  const KernelParams& params = context.params;
   __syncthreads();
   if (threadIdx.x != 0) return;
+  if (config::TRACE) params.trace_counts[blockIdx.x] = context.shared.num_records;
   ptx::fence_acq_rel_gpu();
   if (ptx::atom_add_relaxed_gpu(params.exits, 1) + 1 == gridDim.x) {
     ptx::st_relaxed_gpu(params.exits, 0);
-    ptx::st_relaxed_gpu(params.epoch, static_cast<u64>(epoch) + 1);
+    ptx::st_relaxed_gpu(params.epoch, static_cast<u64>(context.watch.epoch) + 1);
   }
 }
 
@@ -63,19 +60,20 @@ LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params) {
   SharedWords& shared = static_smem<SharedWords>();
   const i32 rank_idx = static_cast<i32>(blockIdx.x) / params.ctas_per_rank;
   const i32 cta_idx = static_cast<i32>(blockIdx.x) % params.ctas_per_rank;
-  if (threadIdx.x == 0) shared.epoch = static_cast<u32>(ptx::ld_relaxed_gpu(params.epoch));
+  if (threadIdx.x == 0) {
+    shared.epoch = static_cast<u32>(ptx::ld_relaxed_gpu(params.epoch));
+    shared.num_records = 0;
+  }
   __syncthreads();
-  const u32 epoch = shared.epoch;
   const RankParams& rank = params.ranks[rank_idx];
-  Watch watch = {params, epoch, rank_idx, cta_idx, CtaRole::COMM, -1};
+  Watch watch = {params, shared.epoch, params.first_rank + rank_idx, cta_idx, CtaRole::COMM, -1,
+                 rank.tickets + ENTRY_WAITERS};
   const Context context = {params, rank, PlanView(rank.plan), shared, watch, dynamic_smem_address()};
 
-  bool going = __syncthreads_and(threadIdx.x != 0 || check_plan(context));
-  // Q, K and V of this launch are in place: earlier work of the stream wrote them.
-  if (going && cta_idx == 0 && threadIdx.x == 0) ptx::st_release_sys(rank.signals, tagged(epoch, 1));
-  if (going && cta_idx < params.num_comm_ctas) going = TransferQueue(context).run();
+  bool going = __syncthreads_and(threadIdx.x != 0 || may_begin(context));
+  if (going && cta_idx < params.num_comm_ctas) going = StagingQueue(context).run() && TransferQueue(context).run();
   if (going) run_compute(context);
-  leave(params, epoch);
+  leave(context);
 }
 
 }  // namespace liquidcp

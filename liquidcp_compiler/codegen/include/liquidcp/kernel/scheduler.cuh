@@ -9,7 +9,8 @@ class ClaimScan {
  public:
   LIQUIDCP_DEVICE ClaimScan(const Context& context)
       : context_(context),
-        num_units_(context.plan.header().num_rows * context.params.units_per_row),
+        units_per_row_(context.plan.header().units_per_row),
+        num_units_(context.plan.header().num_rows * units_per_row_),
         lane_(static_cast<i32>(threadIdx.x & 31)) {}
 
   // Whole warp. False: nothing is left to claim, or the launch is given up. A claim of the ready interval is one CAS
@@ -51,11 +52,11 @@ class ClaimScan {
   LIQUIDCP_DEVICE Unit inspect(i32 unit) const {
     Unit u = {};
     if (unit >= num_units_) return u;
-    const RowDesc& row = context_.plan.rows()[unit / context_.params.units_per_row];
-    if (unit % context_.params.units_per_row >= (row.q_hi - row.q_lo) * context_.params.num_heads_q) return u;
+    const RowDesc& row = context_.plan.rows()[unit / units_per_row_];
+    if (unit % units_per_row_ >= (row.q_hi - row.q_lo) * context_.params.num_heads_q) return u;
     u.word = ptx::ld_relaxed_gpu(word(unit));
     const i32 claimed = static_cast<i32>(value_of(u.word, context_.watch.epoch));
-    if (config::READY_ROWS && row.formation == static_cast<i32>(Formation::READY) && row.num_kv_tiles > 0) {
+    if (row.formation == static_cast<i32>(Formation::READY) && row.num_kv_tiles > 0) {
       inspect_ready(u, row, claimed);
     } else if (row.formation != static_cast<i32>(Formation::NONE)) {  // whole rows, empty ones too
       u.open = u.claimable = claimed == 0;
@@ -93,8 +94,7 @@ class ClaimScan {
       if (lane_ == pick) won = ptx::atom_cas_relaxed_gpu(word(base + pick), unit.word, unit.next) == unit.word;
       if (__shfl_sync(FULL_WARP, static_cast<i32>(won), pick)) {
         ptx::fence_acq_rel_gpu();  // with the relaxed load of the prefix: the claimed tiles are visible
-        const i32 per_row = context_.params.units_per_row;
-        claim = {(base + pick) / per_row, (base + pick) % per_row, __shfl_sync(FULL_WARP, unit.lo, pick),
+        claim = {(base + pick) / units_per_row_, (base + pick) % units_per_row_, __shfl_sync(FULL_WARP, unit.lo, pick),
                  __shfl_sync(FULL_WARP, unit.hi, pick)};
         return true;
       }
@@ -117,15 +117,14 @@ class ClaimScan {
   LIQUIDCP_DEVICE bool may_wait(i32 first, const Unit& blocked, u64& start, u64& last_progress) const {
     const u64 progress = static_cast<u64>(static_cast<u32>(first)) << 40 ^
                          static_cast<u64>(static_cast<u32>(blocked.ready)) << 20 ^ static_cast<u32>(blocked.claimed);
-    const u64 now = __shfl_sync(FULL_WARP, ptx::globaltimer_ns(), 0);
     if (progress != last_progress) {
       last_progress = progress;
-      start = now;
+      start = ptx::globaltimer_ns();
     }
-    const u64 waited = now - start;
+    const u64 waited = __shfl_sync(FULL_WARP, context_.watch.waited_since(start), 0);
     if (waited > context_.params.budget_ns) {
       if (lane_ == 0) {
-        context_.watch.task = first / context_.params.units_per_row;
+        context_.watch.task = first / units_per_row_;
         context_.watch.fail(ErrorCode::PREFIX, context_.watch.rank, blocked.sequence,
                             blocked.wanted - blocked.num_local, blocked.ready - blocked.num_local, waited);
       }
@@ -136,7 +135,7 @@ class ClaimScan {
   }
 
   const Context& context_;
-  i32 num_units_, lane_;
+  i32 units_per_row_, num_units_, lane_;
   i32 first_open_ = 0;  // every unit before it is claimed whole
 };
 

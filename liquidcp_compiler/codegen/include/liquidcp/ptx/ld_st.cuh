@@ -52,6 +52,11 @@ LIQUIDCP_DEVICE u64 atom_add_relaxed_gpu(u64* p, u64 value) {
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(value) : "memory");
   return old;
 }
+LIQUIDCP_DEVICE u64 atom_add_acq_rel_gpu(u64* p, u64 value) {
+  u64 old;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(value) : "memory");
+  return old;
+}
 LIQUIDCP_DEVICE void red_max_relaxed_gpu(u64* p, u64 value) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }

@@ -17,4 +17,10 @@ LIQUIDCP_DEVICE u32 take_ticket(u64* word, u32 epoch) {
   return static_cast<u32>(ptx::atom_add_relaxed_gpu(word, 1));
 }
 
+// The same for things that are done: how many, with this one. Whoever counts the last sees what all others did.
+LIQUIDCP_DEVICE u32 count_done(u64* word, u32 epoch) {
+  ptx::red_max_relaxed_gpu(word, tagged(epoch, 0));
+  return static_cast<u32>(ptx::atom_add_acq_rel_gpu(word, 1)) + 1;
+}
+
 }  // namespace liquidcp

@@ -1,7 +1,7 @@
 #pragma once
 // The committed prefix of a sequence (paper A.3): comm CTAs insert landed KV tiles into the arrival map, in whatever
 // order they land, and compute CTAs read one number, the length of the prefix that has no holes.
-#include <liquidcp/sync/watch.cuh>
+#include <liquidcp/sync/faults.cuh>
 
 namespace liquidcp {
 
@@ -9,6 +9,8 @@ namespace liquidcp {
 LIQUIDCP_DEVICE bool publish_arrival(const Watch& watch, const RankParams& rank, const SequenceDesc& sequence,
                                      i32 sequence_idx, i32 kv_tile, bool back) {
   u64* prefix = rank.prefixes + sequence_idx;
+  fault_delay(watch, DelayPoint::SIGNAL);
+  if (fault_drops(watch, FaultKind::PREFIX, kv_tile)) return true;
   // Tiles that front-half queries do not need come after all that they do need.
   if (back && !watch.wait(prefix, sequence.num_front_arrivals, ErrorCode::PREFIX, watch.rank, sequence_idx)) {
     return false;

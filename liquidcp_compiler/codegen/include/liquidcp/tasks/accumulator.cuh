@@ -37,7 +37,7 @@ class Accumulator {
       if (before > 0) merge_state(partial);
       if (!last) store_state(partial);
       __syncthreads();  // the state is read and written before thread 0 lets go of it
-      if (threadIdx.x == 0) {
+      if (threadIdx.x == 0 && !fault_drops(context_.watch, FaultKind::LOCK, q_tile_)) {
         ptx::st_release_gpu(word(), tagged(context_.watch.epoch, static_cast<u32>(before + contributions)));
       }
       if (!last) return true;

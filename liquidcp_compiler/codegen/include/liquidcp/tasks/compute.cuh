@@ -20,17 +20,22 @@ class ComputeTask {
 
   // Whole CTA. False: the launch is given up.
   LIQUIDCP_DEVICE bool run() const {
+    const u64 begin = trace_begin();
     if (!__syncthreads_and(wait_for_tiles())) return false;
     Partial partial;
     attend(partial);
     const i32 contributions = max_of(claim_.hi - claim_.lo, 1);
-    return Accumulator(context_, q_tile_, head_).add(partial, contributions, context_.smem + SMEM_Q);
+    context_.record(TraceKind::COMPUTE, claim_.row, claim_.unit, begin);
+    const u64 merge_begin = trace_begin();
+    const bool going = Accumulator(context_, q_tile_, head_).add(partial, contributions, context_.smem + SMEM_Q);
+    context_.record(TraceKind::MERGE, claim_.row, claim_.unit, merge_begin);
+    return going;
   }
 
  private:
   // Rows that do not form by readiness wait for each pulled tile, all at once; ready intervals never wait here.
   LIQUIDCP_DEVICE bool wait_for_tiles() const {
-    if (!config::STATIC_ROWS || row_.formation != static_cast<i32>(Formation::STATIC)) return true;
+    if (row_.formation != static_cast<i32>(Formation::STATIC)) return true;
     bool landed = true;
     for (i32 i = static_cast<i32>(threadIdx.x); i < row_.num_kv_tiles && landed; i += config::NUM_THREADS) {
       const i32 signal = context_.plan.kv_tiles()[context_.plan.kv_list()[row_.kv_list + i]].signal;

@@ -1,7 +1,8 @@
 #pragma once
 // What every role of a CTA works with.
 #include <liquidcp/attention/smem_tile.cuh>
-#include <liquidcp/sync/watch.cuh>
+#include <liquidcp/sync/trace.cuh>
+#include <liquidcp/sync/faults.cuh>
 
 namespace liquidcp {
 
@@ -15,6 +16,7 @@ struct SharedWords {
   u32 epoch;
   u32 ticket;
   u32 merged;
+  u32 num_records;  // of the timeline
   i32 has_claim;
   Claim claim;
 };
@@ -33,6 +35,15 @@ struct Context {
   SharedWords& shared;
   Watch& watch;
   u32 smem;
+
+  // A record of the timeline that ends now; thread 0 writes it.
+  LIQUIDCP_DEVICE void record(TraceKind kind, i32 task, i32 unit, u64 begin_ns) const {
+    if (config::TRACE && threadIdx.x == 0) trace_end(params, shared.num_records, kind, task, unit, begin_ns);
+  }
 };
+
+// Words of `tickets`.
+constexpr i32 TRANSFERS_TAKEN = 0, TRANSFERS_DONE = 1, STAGES_TAKEN = 2, STAGES_DONE = 3, ENTRY_WAITERS = 4;
+static_assert(ENTRY_WAITERS + 1 == NUM_TICKETS);
 
 }  // namespace liquidcp

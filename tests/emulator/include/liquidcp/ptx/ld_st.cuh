@@ -47,6 +47,7 @@ LIQUIDCP_DEVICE u64 atom_add_relaxed_gpu(u64* p, u64 value) {
   *p = old + value;
   return old;
 }
+LIQUIDCP_DEVICE u64 atom_add_acq_rel_gpu(u64* p, u64 value) { return atom_add_relaxed_gpu(p, value); }
 LIQUIDCP_DEVICE void red_max_relaxed_gpu(u64* p, u64 value) { emulated_max(p, value); }
 LIQUIDCP_DEVICE void red_max_release_gpu(u64* p, u64 value) { emulated_max(p, value); }
 LIQUIDCP_DEVICE void fence_acq_rel_gpu() {}
