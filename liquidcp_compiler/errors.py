@@ -151,5 +151,9 @@ class OutOfResources(LiquidCPError, RuntimeError):
         super().__init__(f"{resource}: {required} needed, {limit} available. {hint}")
 
 
+class GraphCaptureError(LiquidCPError, RuntimeError):
+    """Something that a CUDA graph cannot hold was asked for while a stream is being captured."""
+
+
 class DeviceWaitError(LiquidCPError, RuntimeError):
     """A wait inside a kernel ran out of its budget: rank, CTA, role, task, signal, expected and seen value."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liquidcp_runtime.cpu_world import cpu as cpu
+    from liquidcp_runtime.kernel_faults import Faults as Faults
+    from liquidcp_runtime.link_model import LinkModel as LinkModel
     from liquidcp_runtime.loopback_world import loopback as loopback
     from liquidcp_runtime.profiles import PROFILES as PROFILES
     from liquidcp_runtime.profiles import CostModel as CostModel
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from liquidcp_runtime.sharding import shard_tokens as shard_tokens
     from liquidcp_runtime.sharding import unshard as unshard
     from liquidcp_runtime.sharding import unshard_lse as unshard_lse
+    from liquidcp_runtime.rank_tensors import RankTensors as RankTensors
+    from liquidcp_runtime.solo_world import solo as solo
     from liquidcp_runtime.state import AttentionState as AttentionState
     from liquidcp_runtime.state import empty_state as empty_state
     from liquidcp_runtime.state import from_log2 as from_log2
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 #: public name -> module of this package
 _HOME: dict[str, str] = {
     "cpu": "cpu_world",
+    "Faults": "kernel_faults",
+    "LinkModel": "link_model",
     "loopback": "loopback_world",
     "PROFILES": "profiles",
     "CostModel": "profiles",
@@ -49,6 +55,8 @@ _HOME: dict[str, str] = {
     "shard_tokens": "sharding",
     "unshard": "sharding",
     "unshard_lse": "sharding",
+    "RankTensors": "rank_tensors",
+    "solo": "solo_world",
     "AttentionState": "state",
     "empty_state": "state",
     "from_log2": "state",

@@ -6,151 +6,122 @@ started. For tests of the protocol and for examples; its speed says nothing of s
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from liquidcp_compiler.errors import InvalidField, OutOfResources, PlanError, TensorError
-from liquidcp_compiler.ir.launch import MAX_RANKS
+from liquidcp_compiler.errors import TensorError
 from liquidcp_compiler.ir.plan import Plan
-from liquidcp_runtime.cache import Emit, KernelCache
-from liquidcp_runtime.device_plan import DevicePlan, make_device_plan
-from liquidcp_runtime.launch_error import launch_error
-from liquidcp_runtime.module import LoadedKernel
+from liquidcp_runtime.cache import Emit
+from liquidcp_runtime.device_options import DeviceOptions
+from liquidcp_runtime.device_world import DeviceWorld, check_world_size, cuda_device
+from liquidcp_runtime.plan_slot import PlanSlot
+from liquidcp_runtime.rank_tensors import RankTensors, check_device_tensor
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
-from liquidcp_runtime.tensor_check import check_result
-
-DEFAULT_WAIT_BUDGET = 5.0
 
 
-class LoopbackWorld:
+class LoopbackWorld(DeviceWorld):
     """``world_size`` virtual ranks on one device. Make one with :func:`loopback`."""
-
-    def __init__(
-        self, world_size: int, device: torch.device, num_comm_ctas: int | None, wait_budget: float, emit: Emit | None
-    ) -> None:
-        self.world_size, self.device = world_size, device
-        self.num_comm_ctas, self.wait_budget = num_comm_ctas, wait_budget
-        self._kernels = KernelCache(emit)
-        self._plans: WeakKeyDictionary[Plan, DevicePlan] = WeakKeyDictionary()
 
     @torch.no_grad()
     def run(
-        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
+        self,
+        plan: Plan,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attention of the whole batch; waits until it is done.
+        """Attention of the whole batch, on the current stream; does not wait.
 
         Args:
             q: [total_q, num_heads_q, head_dim] of the problem's dtype on this world's device; k, v: [total_kv,
                 num_heads_kv, head_dim]. Sharded by the plan's tables on the way in, gathered on the way out.
+            sinks: [num_heads_q], exactly where the problem has sinks.
             out, lse: where to write, if given: like q; fp32 [num_heads_q, total_q], natural log.
 
-        Raises TensorError, PlanError, UnsupportedError, CodegenError, NvrtcError, DriverError, OutOfResources;
-        DeviceWaitError if a wait in the kernel ran out of ``wait_budget``.
+        Raises TensorError, PlanError, UnsupportedError, CodegenError, NvrtcError, DriverError, OutOfResources; and
+        what an earlier launch ended with, such as DeviceWaitError. What this one ends with, ``wait`` or the next
+        ``run`` raises.
         """
-        self._check(plan, q, k, v)
-        check_result("out", out, tuple(q.shape), q.dtype)
-        check_result("lse", lse, (plan.problem.num_heads_q, plan.problem.total_q), torch.float32)
-        ranks = range(self.world_size)
-        local_q = [shard_q(plan, r, q).contiguous() for r in ranks]
-        local_k = [shard_kv(plan, r, k).contiguous() for r in ranks]
-        local_v = [shard_kv(plan, r, v).contiguous() for r in ranks]
-        local_out = [torch.full_like(x, float("nan")) for x in local_q]
-        local_lse = [torch.full(x.shape[1::-1], float("nan"), dtype=torch.float32, device=x.device) for x in local_q]
+        self._check_plan(plan)
+        self._check_global(plan, q, k, v, out, lse)
+        local = [self._local(plan, r, q, k, v, _as_fp32(plan, sinks, self.device)) for r in range(self.world_size)]
         if plan.problem.total_q:
-            self._launch(plan, local_q, local_k, local_v, local_out, local_lse)
-        return unshard(plan, local_out, out), unshard_lse(plan, local_lse, lse)
+            self.launch(plan, local)
+        return unshard(plan, [x.out for x in local], out), unshard_lse(plan, [x.lse for x in local], lse)
 
-    def device_plan(self, plan: Plan) -> DevicePlan:
-        """The plan's blobs and workspaces on the device, made on first use and kept as long as the plan lives."""
-        if plan not in self._plans:
-            self._plans[plan] = make_device_plan(plan, self.device)
-        return self._plans[plan]
+    @torch.no_grad()
+    def run_local(self, plan: Plan | PlanSlot, tensors: Sequence[RankTensors]) -> None:
+        """The same on the local tensors of every rank, which are written in place; allocates nothing after ``warmup``.
 
-    def kernel(self, plan: Plan) -> LoadedKernel:
-        """The kernel that runs the plan, compiled on first use."""
-        return self._kernels.get(plan.spec, self.device)
+        With a slot, tensors may have room for more tokens than the plan in it has; a rank's lse is then the first
+        num_heads_q * tokens elements. This is what a CUDA graph can hold.
+        """
+        if len(tensors) != self.world_size:
+            raise TensorError("tensors", "length", len(tensors), self.world_size, "one RankTensors a rank")
+        slot = isinstance(plan, PlanSlot)
+        held = plan.plan if isinstance(plan, PlanSlot) else plan
+        self._check_plan(held)
+        for rank, local in enumerate(tensors):
+            local.check(held, rank, self.device, exact=not slot)
+        self.launch(plan, tensors)
 
-    def grid(self, plan: Plan) -> tuple[int, int]:
-        """(CTAs a rank, comm CTAs of them): an equal, even share of what can run at once; comm at most half of it."""
-        co_resident = self.kernel(plan).co_resident_ctas()
-        per_rank = co_resident // self.world_size
-        if per_rank < 1:
-            raise OutOfResources("CTAs at once", self.world_size, co_resident, "Take fewer ranks")
-        per_rank -= per_rank % 2 if per_rank > 1 else 0
-        wanted = max(1, per_rank // 8) if self.num_comm_ctas is None else self.num_comm_ctas
-        return per_rank, min(wanted, max(1, per_rank // 2))
+    def _local(self, plan: Plan, rank: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> RankTensors:
+        local_q = shard_q(plan, rank, q)
+        out, lse = torch.empty_like(local_q), local_q.new_empty(local_q.shape[1::-1], dtype=torch.float32)
+        if self.options.poison:
+            out.fill_(float("nan"))
+            lse.fill_(float("nan"))
+        return RankTensors(
+            q=local_q, k=shard_kv(plan, rank, k), v=shard_kv(plan, rank, v), out=out, lse=lse, sinks=sinks
+        )
 
-    def _launch(self, plan: Plan, q: list, k: list, v: list, out: list, lse: list) -> None:
-        device_plan = self.device_plan(plan)
-        for workspace in device_plan.ranks:
-            workspace.poison()
-        params = device_plan.launch_params(q, k, v, out, lse)
-        params["ctas_per_rank"], params["num_comm_ctas"] = self.grid(plan)
-        params["budget_ns"] = params["entry_budget_ns"] = int(self.wait_budget * 1e9)
-        device_plan.error.zero_()
-        self._run_kernel(plan, params)
-        error = launch_error(plan, device_plan.error_block())
-        if error is not None:
-            raise error
+    def _check_global(
+        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None
+    ) -> None:
+        p, dtype = plan.problem, plan.problem.dtype.torch
+        rows, keys = (p.total_q, p.num_heads_q, p.head_dim), (p.total_kv, p.num_heads_kv, p.head_dim)
+        for name, tensor, shape in (("q", q, rows), ("k", k, keys), ("v", v, keys)):
+            check_device_tensor(name, tensor, shape, dtype, self.device)
+        if out is not None:
+            check_device_tensor("out", out, rows, dtype, self.device)
+        if lse is not None:
+            check_device_tensor("lse", lse, (p.num_heads_q, p.total_q), torch.float32, self.device)
 
-    def _run_kernel(self, plan: Plan, params: np.ndarray) -> None:
-        """Run the plan's kernel on ``ctas_per_rank`` CTAs of every rank, and wait for its end."""
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
-            num_ctas = int(params["ctas_per_rank"][0]) * self.world_size
-            self.kernel(plan).launch_cooperative(num_ctas, params, stream.cuda_stream)
-            stream.synchronize()
 
-    def _check(self, plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if plan.world != self.world_size:
-            raise PlanError(f"the plan is for {plan.world} ranks, this world has {self.world_size}")
-        p = plan.problem
-        shapes = {
-            "q": (p.total_q, p.num_heads_q, p.head_dim),
-            "k": (p.total_kv, p.num_heads_kv, p.head_dim),
-            "v": (p.total_kv, p.num_heads_kv, p.head_dim),
-        }
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tuple(tensor.shape) != shapes[name]:
-                raise TensorError(name, "shape", tuple(tensor.shape), shapes[name])
-            if tensor.dtype != p.dtype.torch:
-                raise TensorError(name, "dtype", tensor.dtype, p.dtype.torch)
-            if tensor.device != self.device:
-                raise TensorError(name, "device", tensor.device, self.device)
+def _as_fp32(plan: Plan, sinks: Tensor | None, device: torch.device) -> Tensor | None:
+    """Sinks as the kernel takes them. Raises TensorError unless they are given exactly where the problem has them."""
+    p = plan.problem
+    if p.sinks != (sinks is not None):
+        expected = "a tensor [num_heads_q]" if p.sinks else "None, as the problem has no sinks"
+        raise TensorError("sinks", "value", None if sinks is None else "a tensor", expected)
+    if sinks is None:
+        return None
+    if tuple(sinks.shape) != (p.num_heads_q,):
+        raise TensorError("sinks", "shape", tuple(sinks.shape), (p.num_heads_q,))
+    if sinks.device != device:
+        raise TensorError("sinks", "device", sinks.device, device)
+    return sinks.float().contiguous()
 
 
 def loopback(
-    world_size: int,
-    *,
-    device: torch.device | str | int | None = None,
-    num_comm_ctas: int | None = None,
-    wait_budget: float = DEFAULT_WAIT_BUDGET,
-    emit: Emit | None = None,
+    world_size: int, *, device: torch.device | str | int | None = None, emit: Emit | None = None, **options: Any
 ) -> LoopbackWorld:
     """A world of ``world_size`` ranks on one GPU.
 
     Args:
         world_size: 1 to 8.
         device: a CUDA device; None is torch's current one.
-        num_comm_ctas: CTAs of each rank that begin by pulling; at least 1, at most half of a rank's. None: an eighth.
-        wait_budget: seconds that a wait inside the kernel may last.
         emit: what generates kernels; None is LiquidCP's own generator.
+        options: the fields of :class:`DeviceOptions`.
 
     Raises InvalidField.
     """
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
-        raise InvalidField("world_size", world_size, f"a whole number of ranks, 1 to {MAX_RANKS}")
-    if num_comm_ctas is not None and (not isinstance(num_comm_ctas, int) or num_comm_ctas < 1):
-        raise InvalidField("num_comm_ctas", num_comm_ctas, "None or a whole number, at least 1")
-    if not 0 < wait_budget < 1e9:
-        raise InvalidField("wait_budget", wait_budget, "seconds, more than 0")
-    if not torch.cuda.is_available():
-        raise InvalidField("device", device, "a CUDA device; torch sees none", "The CPU world needs no GPU")
-    chosen = torch.device("cuda" if device is None else device)
-    if chosen.type != "cuda":
-        raise InvalidField("device", str(chosen), "a CUDA device")
-    index = torch.cuda.current_device() if chosen.index is None else chosen.index
-    return LoopbackWorld(world_size, torch.device("cuda", index), num_comm_ctas, wait_budget, emit)
+    world_size = check_world_size(world_size)
+    return LoopbackWorld(world_size, cuda_device(device), DeviceOptions(**options), emit=emit)

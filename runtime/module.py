@@ -42,14 +42,14 @@ class LoadedKernel:
     local_bytes: int
     num_sms: int
 
-    def co_resident_ctas(self) -> int:
-        """CTAs that run at the same time on the whole device. Raises OutOfResources if not even one fits an SM."""
+    def co_resident_ctas(self, sm_margin: int = 0) -> int:
+        """CTAs that run at the same time on the whole device but for ``sm_margin`` SMs. Raises OutOfResources if not even one fits an SM."""
         per_sm = driver_api.call(
             "cuOccupancyMaxActiveBlocksPerMultiprocessor", self.function, self.num_threads, self.smem_bytes
         )
         if per_sm < 1:
             raise OutOfResources("CTAs of an SM", 1, 0, "This kernel does not fit the device; take a smaller block_q")
-        return int(per_sm) * self.num_sms
+        return int(per_sm) * (self.num_sms - sm_margin)
 
     def launch_cooperative(self, num_ctas: int, params: np.ndarray, stream: int) -> None:
         """Launch with one struct parameter (0-d or 1-element array of a ``LaunchStruct`` dtype), which is copied.

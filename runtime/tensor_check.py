@@ -74,6 +74,13 @@ def check_result(name: str, x: Tensor | None, shape: tuple[int, ...], dtype: tor
         raise TensorError(name, "strides", x.stride(), "a place of its own for each element", hint)
 
 
+def row_strides(name: str, x: Tensor) -> tuple[int, int]:
+    """(token stride, head stride) of a [tokens, heads, head_dim] tensor, in elements."""
+    if x.stride(-1) != 1:
+        raise TensorError(name, "strides", x.stride(), "1 in the last dimension", "pass .contiguous()")
+    return x.stride(0), x.stride(1)
+
+
 def _packed(name: str, x: Tensor, lengths: list[int], heads: int, head_dim: int) -> Tensor:
     shape = (sum(lengths), heads, head_dim)
     if tuple(x.shape) == shape:

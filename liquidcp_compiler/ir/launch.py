@@ -210,6 +210,7 @@ ERROR_BLOCK = LaunchStruct(
         Param("seen", "u64", "value found"),
         Param("waited_ns", "u64", "how long"),
         Param("epoch", "u64", "launch"),
+        Param("fingerprint", "u64", "of the plan that the rank ran"),
     ),
 )
 

@@ -95,6 +95,11 @@ class Plan:
     def _rows_by_heads(q_tiles: np.ndarray) -> np.ndarray:
         return q_tiles["rows"].astype(np.int64) * q_tiles["num_heads"]
 
+    def blob_bytes(self, rank: int) -> int:
+        """Size of :meth:`blob`."""
+        rows = ((len(self.table(name, rank)), TABLE_DTYPES[name].itemsize) for name in TABLE_NAMES)
+        return HEADER.size + sum(-(-count * size // 16) * 16 for count, size in rows)
+
     def blob(self, rank: int) -> bytes:
         """Header and tables of one rank as one 16-byte aligned block, for upload by a single copy."""
         header = self.headers[rank : rank + 1].copy()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from liquidcp_compiler.codegen.emitter import emit
-from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from tests.emulator.build import EmulatedKernel, build
 
 
@@ -22,6 +21,6 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernels(kernel_cache: Path) -> Callable[[KernelSpec], EmulatedKernel]:
-    """kernels(spec): the generated kernel, built for the CPU on first use."""
-    return cache(lambda spec: build(emit(spec), kernel_cache))
+def kernels(kernel_cache: Path) -> Callable[..., EmulatedKernel]:
+    """kernels(spec, faults=, trace=): the generated kernel, built for the CPU on first use."""
+    return cache(lambda spec, **variant: build(emit(spec, **variant), kernel_cache))

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
-from liquidcp_compiler.ir.plan import Plan
+from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.loopback_world import LoopbackWorld
 from tests.emulator.build import EmulatedKernel
+
+
+class NoStreams:
+    """The order of launches where each is over before the next begins."""
+
+    def capturing(self) -> bool:
+        return False
+
+    def enter(self) -> int:
+        return 0
+
+    def leave(self) -> None: ...
+
+    def wait(self) -> None: ...
 
 
 class EmulatedWorld(LoopbackWorld):
@@ -18,29 +33,37 @@ class EmulatedWorld(LoopbackWorld):
 
     Args:
         world_size: ranks, 1 to 8.
-        kernels: the built kernel for a specification.
+        kernels: the built kernel for a specification, with the variant that the options ask for.
         ctas_per_rank, num_comm_ctas: the grid.
         wait_budget: seconds of emulated time: 1 ns for each switch between threads, and all sleeps.
         seed: of the order in which threads run; each launch takes the next one.
+        options: other fields of DeviceOptions.
     """
 
     def __init__(
         self,
         world_size: int,
-        kernels: Callable[[KernelSpec], EmulatedKernel],
+        kernels: Callable[..., EmulatedKernel],
         *,
         ctas_per_rank: int = 2,
         num_comm_ctas: int = 1,
         wait_budget: float = 1.0,
+        entry_budget: float = 1.0,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(world_size, torch.device("cpu"), num_comm_ctas, wait_budget, None)
-        self._emulated, self._num_comm_ctas = kernels, num_comm_ctas
-        self._ctas_per_rank, self._seed = ctas_per_rank, seed
+        chosen = DeviceOptions(wait_budget=wait_budget, entry_budget=entry_budget, poison=True, **options)
+        super().__init__(world_size, torch.device("cpu"), chosen, order=NoStreams())  # type: ignore[arg-type]
+        variant = {"faults": chosen.faults is not None, "trace": chosen.trace}
+        self._emulated = lambda spec: kernels(spec, **variant)
+        self._fixed_grid, self._seed = (ctas_per_rank, num_comm_ctas), seed
 
-    def grid(self, plan: Plan) -> tuple[int, int]:
-        return self._ctas_per_rank, self._num_comm_ctas
+    def grid(self, spec: KernelSpec) -> tuple[int, int]:
+        return self._fixed_grid
 
-    def _run_kernel(self, plan: Plan, params: np.ndarray) -> None:
+    def kernel(self, spec: KernelSpec) -> Any:
+        return self._emulated(spec)
+
+    def _launch_kernel(self, kernel: EmulatedKernel, params: np.ndarray, stream: int) -> None:
         self._seed += 1
-        self._emulated(plan.spec).launch(self._ctas_per_rank * self.world_size, params, self._seed)
+        kernel.launch(self._fixed_grid[0] * self.num_ranks, params, self._seed)

@@ -33,6 +33,7 @@ struct Watch {
     e->seen = seen;
     e->waited_ns = waited_ns;
     e->epoch = epoch;
+    e->fingerprint = PlanView(params.ranks[rank - params.first_rank].plan).header().fingerprint;
     __threadfence_system();  // the host reads the code first
     e->code = static_cast<i32>(code);
     __threadfence_system();

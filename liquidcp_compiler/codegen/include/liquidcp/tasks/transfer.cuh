@@ -27,14 +27,15 @@ class TransferQueue {
       if (ticket >= num_transfers) return true;
       context_.watch.task = static_cast<i32>(ticket);
       const u64 begin = trace_begin();
-      if (!__syncthreads_and(pull(context_.plan.transfers()[ticket], num_transfers))) return false;
+      if (!__syncthreads_and(pull(context_.plan.transfers()[ticket]))) return false;
+      if (threadIdx.x == 0) count(num_transfers);
       context_.record(TraceKind::TRANSFER, context_.watch.task, 0, begin);
     }
     return false;
   }
 
  private:
-  LIQUIDCP_DEVICE bool pull(const TransferDesc& transfer, u32 num_transfers) {
+  LIQUIDCP_DEVICE bool pull(const TransferDesc& transfer) {
     if (transfer.space != static_cast<i32>(Space::KV)) return true;  // nothing else is pulled in this form
     const bool is_there = threadIdx.x != 0 || wait_for_source(transfer.peer);
     if (!__syncthreads_and(is_there)) return false;
@@ -50,11 +51,14 @@ class TransferQueue {
     __syncthreads();  // all of the tile is stored before thread 0 releases it
     if (threadIdx.x != 0) return true;
     wait_link(context_.watch, arrival);
-    if (!publish(transfer)) return false;
+    return publish(transfer);
+  }
+
+  // Thread 0, behind a barrier after the pull: with the last one, peers may stage anew.
+  LIQUIDCP_DEVICE void count(u32 num_transfers) const {
     if (count_done(context_.rank.tickets + TRANSFERS_DONE, context_.watch.epoch) == num_transfers) {
       publish_done(context_.watch);
     }
-    return true;
   }
 
   // Thread 0. A peer that was ready stays so.

@@ -1,0 +1,108 @@
+"""One rank of several with the whole GPU: how fast a rank is, measured on one device.
+
+The peers' keys and values lie in this device's memory, where the kernel pulls them from as it would from peers. Peers
+are images of the rank itself: one is ready when this rank is, since all ranks stage alike, and a model of the link
+slows the pulls. What the other ranks would send of results is not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from liquidcp_compiler.errors import TensorError
+from liquidcp_compiler.ir.plan import Plan
+from liquidcp_compiler.ir.problem_fields import whole_number
+from liquidcp_runtime.cache import Emit
+from liquidcp_runtime.device_options import DeviceOptions
+from liquidcp_runtime.device_world import DeviceWorld, check_world_size, cuda_device
+from liquidcp_runtime.link_model import LinkModel
+from liquidcp_runtime.memory_sizes import MemorySizes
+from liquidcp_runtime.plan_slot import PlanSlot
+from liquidcp_runtime.rank_tensors import RankTensors, check_device_tensor
+from liquidcp_runtime.sharding import shard_kv
+
+
+class SoloWorld(DeviceWorld):
+    """Rank ``rank`` of ``world_size``. Make one with :func:`solo`."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that runs."""
+        return self.first_rank
+
+    @torch.no_grad()
+    def load_peers(self, plan: Plan | PlanSlot, k: Tensor, v: Tensor) -> None:
+        """Put the peers' keys and values where the rank pulls them from.
+
+        k, v: [total_kv, num_heads_kv, head_dim] of the whole batch, on this world's device. They stay until other
+        peers are loaded, or a larger plan makes the memory grow. Raises TensorError.
+        """
+        held = plan.plan if isinstance(plan, PlanSlot) else plan
+        self._check_plan(held)
+        p = held.problem
+        for name, x in (("k", k), ("v", v)):
+            shape = (p.total_kv, p.num_heads_kv, p.head_dim)
+            check_device_tensor(name, x, shape, p.dtype.torch, self.device)
+        workspace = plan.workspace if isinstance(plan, PlanSlot) else self._room(MemorySizes.of(plan))
+        for peer in range(self.world_size):
+            if peer == self.rank or not int(held.header(peer)["num_staged_list"]):
+                continue
+            for which, x in enumerate((k, v)):
+                shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
+                workspace.stage[peer, which, :, : len(shard)] = shard
+
+    @torch.no_grad()
+    def run(
+        self,
+        plan: Plan | PlanSlot,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of the rank's own queries, on the current stream; does not wait.
+
+        q: [local tokens, num_heads_q, head_dim]; k, v: [local KV tokens, num_heads_kv, head_dim]; out like q; lse fp32
+        [num_heads_q, local tokens], natural log; sinks fp32 [num_heads_q]. Raises like ``LoopbackWorld.run``.
+        """
+        held = plan.plan if isinstance(plan, PlanSlot) else plan
+        out = torch.empty_like(q) if out is None else out
+        lse = q.new_empty(q.shape[1::-1], dtype=torch.float32) if lse is None else lse
+        tensors = RankTensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
+        self._check_plan(held)
+        tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
+        if held.problem.sinks != (sinks is not None):
+            raise TensorError("sinks", "value", None if sinks is None else "a tensor", "given where the problem has sinks")
+        self.launch(plan, [tensors])
+        return out, lse
+
+
+def solo(
+    rank: int,
+    world_size: int,
+    *,
+    device: torch.device | str | int | None = None,
+    emit: Emit | None = None,
+    link: LinkModel | None = LinkModel(),  # noqa: B008 (frozen)
+    **options: Any,
+) -> SoloWorld:
+    """Rank ``rank`` of ``world_size`` on a GPU of its own.
+
+    Args:
+        device: a CUDA device; None is torch's current one.
+        link: how pulls are slowed; None does not slow them.
+        emit: what generates kernels; None is LiquidCP's own generator.
+        options: the other fields of :class:`DeviceOptions`.
+
+    Raises InvalidField.
+    """
+    world_size = check_world_size(world_size)
+    rank = whole_number("rank", rank, 0, world_size - 1)
+    chosen = DeviceOptions(link=link, **options)
+    return SoloWorld(world_size, cuda_device(device), chosen, first_rank=rank, num_ranks=1, emit=emit)
