@@ -30,18 +30,18 @@ def reference_attention(
     dtype and finite; ``sinks`` [num_heads_q] where the problem has sinks.
 
     Returns ``out`` float64 like ``q`` and ``lse`` float64 [num_heads_q, total_q], natural log, sink included.
-    A row that sees nothing has out 0 and lse -inf (with sinks: lse = sink). Raises TensorError for wrong
-    shapes.
+    A row that sees nothing has out 0 and lse -inf (with sinks: lse = sink). Computed on the device of ``q``, returned
+    on the CPU. Raises TensorError for wrong shapes.
     """
     check_inputs(problem, q, k, v, sinks)
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64, device=q.device)
     if sinks is not None:
-        lse[:] = sinks.detach().double().cpu()[:, None]
+        lse[:] = sinks.detach().double().to(q.device)[:, None]
     for block in blocks(problem):
         queries, keys, values = (x.double() for x in block.take(problem, q, k, v))
         scores = _scores(problem, queries, keys)
-        scores.masked_fill_(~block.visible, -torch.inf)
+        scores.masked_fill_(~block.visible.to(q.device), -torch.inf)
         block_lse = torch.logsumexp(scores, dim=-1)
         if sinks is not None:
             block_lse = torch.logaddexp(block_lse, lse[block.heads, block.rows])
@@ -49,7 +49,7 @@ def reference_attention(
         weights = torch.exp_(scores.sub_(block_lse.masked_fill(block_lse == -torch.inf, 0.0)[..., None]))
         out[block.rows, block.heads] = torch.matmul(weights, values).transpose(0, 1)
         lse[block.heads, block.rows] = block_lse
-    return out, lse
+    return out.cpu(), lse.cpu()
 
 
 def sdpa_baseline(
@@ -58,24 +58,25 @@ def sdpa_baseline(
     """The same attention as torch's ``scaled_dot_product_attention`` computes it in the problem's dtype.
 
     With softcap or sinks, which that function lacks: a plain softmax(QK)V with fp32 sums, whose weights and
-    output are rounded to the dtype. Returns float32 [total_q, num_heads_q, head_dim]; rows that see nothing
-    are 0.
+    output are rounded to the dtype. Returns float32 [total_q, num_heads_q, head_dim] on the CPU, computed on the device
+    of ``q``; rows that see nothing are 0.
     """
     check_inputs(problem, q, k, v, sinks)
     dtype = problem.dtype.torch
-    out = torch.zeros(q.shape, dtype=torch.float32)
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     for block in blocks(problem):
         queries, keys, values = (x.to(dtype) for x in block.take(problem, q, k, v))
+        visible = block.visible.to(q.device)
         if problem.softcap is None and sinks is None:
             result = torch.nn.functional.scaled_dot_product_attention(
-                queries[None], keys[None], values[None], attn_mask=block.visible, scale=problem.scale
+                queries[None], keys[None], values[None], attn_mask=visible, scale=problem.scale
             )[0]
         else:
-            block_sinks = None if sinks is None else sinks.detach().float().cpu()[block.heads]
-            result = _plain_attention(problem, queries, keys, values, block.visible, block_sinks)
-        result = torch.where(block.visible.any(dim=-1)[:, None], result.float(), 0.0)
+            block_sinks = None if sinks is None else sinks.detach().float().to(q.device)[block.heads]
+            result = _plain_attention(problem, queries, keys, values, visible, block_sinks)
+        result = torch.where(visible.any(dim=-1)[:, None], result.float(), 0.0)
         out[block.rows, block.heads] = result.transpose(0, 1)
-    return out
+    return out.cpu()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,10 +48,10 @@ class Block:
     visible: torch.Tensor  # bool [rows, keys]
 
     def take(self, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-        """Parts of q, k, v on the CPU, [heads, rows or keys, head_dim], a KV head for each query head."""
+        """Parts of q, k, v on the device of q, [heads, rows or keys, head_dim], a KV head for each query head."""
         kv_heads = [head // problem.group_size for head in range(self.heads.start, self.heads.stop)]
         parts = [q[self.rows, self.heads], k[self.keys][:, kv_heads], v[self.keys][:, kv_heads]]
-        return [x.detach().cpu().transpose(0, 1) for x in parts]
+        return [x.detach().to(q.device).transpose(0, 1) for x in parts]
 
 
 def blocks(problem: Problem) -> Iterator[Block]:

@@ -17,7 +17,7 @@ from liquidcp_runtime.loopback_world import LoopbackWorld, loopback
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 
-NUM_PLANS, LAUNCHES_A_PLAN = 500, 10
+NUM_PLANS, LAUNCHES_A_PLAN = 1000, 10
 LENGTHS = (1, 64, 100, 128, 129, 300, 1000, 1025, 2049, 4096)
 #: bf16 rounds P and the result; two right kernels differ by less than this in relative Frobenius norm.
 BOUND = 6e-3
@@ -53,10 +53,11 @@ def test_thousands_of_launches() -> None:
         for _ in range(LAUNCHES_A_PLAN):
             shapes = (p.total_q, 8), (p.total_kv, p.num_heads_kv), (p.total_kv, p.num_heads_kv)
             q, k, v = (torch.randn(*s, p.head_dim, device="cuda", dtype=torch.bfloat16) for s in shapes)
-            out, _ = world.run(plan, q, k, v)
+            out, _ = world.run(plan, q, k, v)  # in stream order with what computes the inputs and reads the result
             expected = fp32_attention(p, q, k, v)
             error = torch.linalg.norm(out.float() - expected) / torch.linalg.norm(expected)
             assert error < BOUND, (i, size, comm, p.lengths, p.mask, plan.spec.name, float(error))
+        world.wait()
         del q, k, v, out, expected, plan
         memory.append(torch.cuda.memory_allocated())
     print(f"\n{NUM_PLANS * LAUNCHES_A_PLAN} launches, memory {min(memory) >> 20} to {max(memory) >> 20} MiB")
