@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from liquidcp_runtime.loopback_world import loopback as loopback
     from liquidcp_runtime.profiles import PROFILES as PROFILES
     from liquidcp_runtime.profiles import CostModel as CostModel
+    from liquidcp_runtime.rank_tensors import RankTensors as RankTensors
     from liquidcp_runtime.reference import reference_attention as reference_attention
     from liquidcp_runtime.scheduling import Schedule as Schedule
     from liquidcp_runtime.scheduling import schedule as schedule
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from liquidcp_runtime.sharding import shard_tokens as shard_tokens
     from liquidcp_runtime.sharding import unshard as unshard
     from liquidcp_runtime.sharding import unshard_lse as unshard_lse
-    from liquidcp_runtime.rank_tensors import RankTensors as RankTensors
     from liquidcp_runtime.solo_world import solo as solo
     from liquidcp_runtime.state import AttentionState as AttentionState
     from liquidcp_runtime.state import empty_state as empty_state

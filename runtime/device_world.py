@@ -33,6 +33,7 @@ from liquidcp_runtime.workspace import Workspace, make_workspace
 if TYPE_CHECKING:
     from liquidcp_runtime.timeline import Timeline
 
+
 class DeviceWorld:
     """Ranks ``first_rank`` to ``first_rank + num_ranks`` of ``world_size``, all in launches on one device."""
 
@@ -132,7 +133,7 @@ class DeviceWorld:
         uploaded, workspace = self._memory(plan)
         self._seen[held.fingerprint] = held
         if self.options.poison:
-            workspace.poison()
+            workspace.poison(slice(self.first_rank, self.first_rank + self.num_ranks))
         params = self._params(held, uploaded, workspace)
         for index, local in enumerate(tensors):
             local.write(params["ranks"][0, index : index + 1])
@@ -198,7 +199,7 @@ class DeviceWorld:
         return self._uploads.get(plan), self._room(MemorySizes.of(plan))
 
     def _room(self, sizes: MemorySizes) -> Workspace:
-        """The workspace, grown where ``sizes`` do not fit; the old one may still be in use, so the device is awaited."""
+        """The workspace, grown where ``sizes`` do not fit; the old one may be in use, so the device is awaited."""
         if not replace(sizes, blob=0).fits(self._workspace.sizes):
             self._order.wait()
             both = MemorySizes.largest((replace(sizes, blob=0), self._workspace.sizes))

@@ -43,7 +43,10 @@ class LoadedKernel:
     num_sms: int
 
     def co_resident_ctas(self, sm_margin: int = 0) -> int:
-        """CTAs that run at the same time on the whole device but for ``sm_margin`` SMs. Raises OutOfResources if not even one fits an SM."""
+        """CTAs that run at the same time on all but ``sm_margin`` SMs of the device.
+
+        Raises OutOfResources if not even one fits an SM.
+        """
         per_sm = driver_api.call(
             "cuOccupancyMaxActiveBlocksPerMultiprocessor", self.function, self.num_threads, self.smem_bytes
         )

@@ -53,6 +53,6 @@ class PlanSlot:
         sizes = MemorySizes.of(plan)
         if not sizes.fits(self.sizes):
             section, need, have = sizes.beyond(self.sizes)
-            raise OutOfResources(f"{section} of the slot", need, have, "Reserve the slot with the largest plans it takes")
+            raise OutOfResources(f"{section} of the slot", need, have, "Reserve the slot with the largest plans")
         self.uploaded = upload(plan, self._device, self._buffer, self._stride)
         self.plan = plan

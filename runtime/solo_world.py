@@ -78,7 +78,7 @@ class SoloWorld(DeviceWorld):
         self._check_plan(held)
         tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
         if held.problem.sinks != (sinks is not None):
-            raise TensorError("sinks", "value", None if sinks is None else "a tensor", "given where the problem has sinks")
+            raise TensorError("sinks", "value", type(sinks).__name__, "a tensor exactly where the problem has sinks")
         self.launch(plan, [tensors])
         return out, lse
 

@@ -46,9 +46,10 @@ class Workspace:
             params["stage_k"][0, slot] = self.stage[stage, 0, slot].data_ptr()
             params["stage_v"][0, slot] = self.stage[stage, 1, slot].data_ptr()
 
-    def poison(self) -> None:
-        """Fill all buffers with NaN of any float type, so that a read of what nobody wrote is seen."""
-        for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse, self.stage):
+    def poison(self, stages: slice) -> None:
+        """Fill buffers with NaN of any float type, so that a read of what nobody wrote is seen; of the staging slots
+        those of ``stages``."""
+        for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse, self.stage[stages]):
             buffer.fill_(0xFF)
 
 

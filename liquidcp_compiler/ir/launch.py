@@ -124,8 +124,8 @@ class LaunchStruct:
 
 RANK_PARAMS = LaunchStruct(
     "RankParams",
-    "Where one rank keeps its plan, tensors, buffers and protocol words. Element type E is the problem's dtype. Strides\n"
-    "are in elements; the elements of a head lie side by side.",
+    "Where one rank keeps its plan, tensors, buffers and protocol words. E is the problem's element type; strides are\n"
+    "in elements, and the elements of a head lie side by side.",
     (
         Param("plan", "const u8*", "packed plan (PlanHeader and tables)"),
         Param("q", "const void*", "E [local tokens, num_heads_q, HEAD_DIM]"),
@@ -151,7 +151,11 @@ RANK_PARAMS = LaunchStruct(
         Param("arrivals", "u64*", "arrival map: index in `kv_tiles` + 1"),
         Param("claims", "u64*", "[rows, units_per_row]: KV tiles claimed (READY) or 1 (STATIC)"),
         Param("merged", "u64*", "[own query tiles, num_heads_q]: KV tiles merged, or LOCKED"),
-        Param("tickets", "u64*", "NUM_TICKETS words: transfers taken and done, tiles to stage taken and done, CTAs that wait for a peer's launch"),
+        Param(
+            "tickets",
+            "u64*",
+            "NUM_TICKETS counters: transfers taken, done; tiles to stage taken, done; CTAs that wait for a peer's launch",
+        ),
     ),
 )
 
@@ -204,7 +208,7 @@ ERROR_BLOCK = LaunchStruct(
         Param("role", "i32", "CtaRole"),
         Param("task", "i32", "index in the role's table of that rank (see CtaRole); -1: none"),
         Param("peer", "i32", "rank that owns the word it looked at"),
-        Param("index", "i32", "SIGNAL: index in `signals`; PREFIX, ARRIVALS: in `sequences`; LOCK: in `q_tiles`; else 0"),
+        Param("index", "i32", "SIGNAL: index in `signals`; PREFIX, ARRIVALS: `sequences`; LOCK: `q_tiles`; else 0"),
         Param("pad0", "i32", "0"),
         Param("expected", "u64", "value waited for"),
         Param("seen", "u64", "value found"),

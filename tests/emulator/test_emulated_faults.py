@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from liquidcp_compiler.driver import plan as make_plan
 from liquidcp_compiler.errors import DeviceWaitError, PlanError, PlanMismatchError
+from liquidcp_compiler.ir.launch import TRACE_RECORD, TraceKind
 from liquidcp_compiler.ir.layout import HEADER
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import PrefillProblem
 from liquidcp_runtime.kernel_faults import Faults
-from tests.emulator.world import EmulatedWorld
+from liquidcp_runtime.link_model import LinkModel
+from liquidcp_runtime.reference import reference_attention
+from liquidcp_runtime.sharding import shard_kv, shard_map, shard_q
+from tests.emulator.world import EmulatedSolo, EmulatedWorld
 from tests.numerics import passes, prefill, random_inputs, report
 
 pytestmark = pytest.mark.slow
@@ -74,7 +79,8 @@ DROPS = {
     "ready": ("ready", r"^rank 1, CTA \d+ \(comm\), %\d+ transfer .*: waited .* READY of rank 0, .*expected 1, seen 0"),
     "prefix": (
         "ready",
-        rf"^rank 0, CTA \d+ \((comm|compute)\), {TASK} committed prefix of sequence \d on rank 0: expected \d+, seen \d+",
+        rf"^rank 0, CTA \d+ \((comm|compute)\), {TASK} "
+        r"committed prefix of sequence \d on rank 0: expected \d+, seen \d+",
     ),
     "tile": ("static", r"^rank 0, CTA \d+ \(compute\), %\d+ compute @0 .*TILE kv \d+\) of rank 0: expected 1, seen 0"),
     "lock": ("ready", r"^rank 0, CTA \d+ \(compute\), .* running state of query tile \d+: expected 0, seen 1"),
@@ -146,7 +152,10 @@ def test_delays_change_nothing(world: World, formation: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "error", "named"),
-    [("layout_hash", PlanError, "^rank 1: the plan"), ("fingerprint", PlanMismatchError, r"^rank \d runs plan .* peer \d")],
+    [
+        ("layout_hash", PlanError, "^rank 1: the plan"),
+        ("fingerprint", PlanMismatchError, r"^rank \d runs plan .* peer \d"),
+    ],
 )
 def test_a_plan_of_another_kind_is_refused(world: World, field: str, error: type[Exception], named: str) -> None:
     w, plan = world(2), plan_of(2)
@@ -159,3 +168,35 @@ def test_a_plan_of_another_kind_is_refused(world: World, field: str, error: type
     blob[offset + kind.itemsize // 4] ^= 2
     w.recover()
     check(w, plan)
+
+
+def test_pulls_last_as_long_as_the_modelled_link_takes(kernels) -> None:
+    """Of all pulls of a rank together; emulated time, so nothing depends on this machine."""
+    plan, link = plan_of(2), LinkModel(bytes_per_s=1e9, latency_s=1e-6)
+    w = EmulatedWorld(2, kernels, trace=True, link=link, num_comm_ctas=2)
+    check(w, plan)
+    records, counts = w._trace
+    records = records.numpy().view(TRACE_RECORD.dtype).reshape(len(counts), -1)
+    for rank in range(2):
+        ctas = range(2 * rank, 2 * rank + 2)
+        rows = np.concatenate([records[c, : int(counts[c])] for c in ctas])
+        pulls = rows[rows["kind"] == TraceKind.TRANSFER]
+        assert len(pulls) == len(plan.table("transfers", rank)) > 0
+        moved = int(plan.table("transfers", rank)["rows"].sum()) * 2 * 64 * 2
+        assert int(pulls["end_ns"].max() - pulls["begin_ns"].min()) >= moved + 1000
+
+
+def test_a_rank_alone_gives_its_part_of_the_result(kernels) -> None:
+    plan = plan_of(3)
+    inputs = random_inputs(plan.problem)
+    for rank in range(3):
+        w = EmulatedSolo(rank, 3, kernels)
+        for _ in range(3):
+            w.load_peers(plan, inputs.k, inputs.v)
+            local = [shard_q(plan, rank, inputs.q), *(shard_kv(plan, rank, x) for x in (inputs.k, inputs.v))]
+            out, lse = w.run(plan, *local)
+            w.wait()
+            reference, lse_reference = reference_attention(plan.problem, inputs.q, inputs.k, inputs.v)
+            places = shard_map(plan, rank).q_index
+            assert (out.double() - reference[places]).abs().max() < 2e-2
+            assert (lse.double() - lse_reference[:, places]).abs().max() < LSE_TOLERANCE

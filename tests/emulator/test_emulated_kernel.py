@@ -120,7 +120,9 @@ def test_a_missing_barrier_is_found(kernel_cache: Path, header: str, barrier: st
     plan = plan_of(problem(), 2)
     mutant = build(with_line_removed(emit(plan.spec), f"liquidcp/{header}", barrier), kernel_cache)
     inputs = random_inputs(plan.problem)
-    runs = (EmulatedWorld(2, lambda _, **__: mutant, seed=seed).run(plan, inputs.q, inputs.k, inputs.v) for seed in range(5))
+    runs = (
+        EmulatedWorld(2, lambda _, **__: mutant, seed=seed).run(plan, inputs.q, inputs.k, inputs.v) for seed in range(5)
+    )
     assert not all(report(plan.problem, inputs, *result).ok(LSE_TOLERANCE) for result in runs)
 
 

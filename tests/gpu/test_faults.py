@@ -23,7 +23,8 @@ DROPS = {
     "ready": (False, r"^rank [023], CTA \d+ \(comm\), %\d+ transfer .* READY of rank 1, .*: expected 1, seen 0"),
     "prefix": (
         False,
-        rf"^rank 1, CTA \d+ \((comm|compute)\), {TASK} committed prefix of sequence 0 on rank 1: expected \d+, seen \d+",
+        rf"^rank 1, CTA \d+ \((comm|compute)\), {TASK} "
+        r"committed prefix of sequence 0 on rank 1: expected \d+, seen \d+",
     ),
     "tile": (True, r"^rank 1, CTA \d+ \(compute\), %\d+ compute @1 .*TILE kv \d+\) of rank 1: expected 1, seen 0"),
     "lock": (False, r"^rank 1, CTA \d+ \(compute\), .* running state of query tile \d+: expected 0, seen 1"),

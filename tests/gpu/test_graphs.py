@@ -47,7 +47,11 @@ def fill(tensors: list[RankTensors], plan: Plan, seed: int) -> None:
     """Inputs of ``seed`` in, results poisoned."""
     q, k, v, _ = expected(plan.problem, seed)[0]  # type: ignore[arg-type]
     for rank, local in enumerate(tensors):
-        for name, shard in (("q", shard_q(plan, rank, q)), ("k", shard_kv(plan, rank, k)), ("v", shard_kv(plan, rank, v))):
+        for name, shard in (
+            ("q", shard_q(plan, rank, q)),
+            ("k", shard_kv(plan, rank, k)),
+            ("v", shard_kv(plan, rank, v)),
+        ):
             getattr(local, name)[: len(shard)] = shard
         local.out.fill_(float("nan"))
         local.lse.fill_(float("nan"))
@@ -109,10 +113,13 @@ def test_a_plan_cannot_be_captured() -> None:
     plan = zigzag(problem((100,), HEADS), WORLD)
     w, tensors = loopback(WORLD), buffers([plan])
     w.warmup([plan])
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(GraphCaptureError, match="reserve"), torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
         torch.zeros(1, device="cuda")  # a graph is not empty
-        w.run_local(plan, tensors)
+        with pytest.raises(GraphCaptureError, match="reserve"):
+            w.run_local(plan, tensors)
+        graph.capture_end()
 
 
 def test_a_slot_refuses_what_it_cannot_hold() -> None:
