@@ -31,38 +31,45 @@ class ShardMap:
     heads: slice
 
 
-_CACHE: WeakKeyDictionary[Plan, dict[int, ShardMap]] = WeakKeyDictionary()
+_CPU = torch.device("cpu")
+_CACHE: WeakKeyDictionary[Plan, dict[tuple[int, torch.device], ShardMap]] = WeakKeyDictionary()
 
 
-def shard_map(plan: Plan, rank: int) -> ShardMap:
-    """The map of one rank, made once a plan.
+def shard_map(plan: Plan, rank: int, device: torch.device = _CPU) -> ShardMap:
+    """The map of one rank, made once a plan and device: later calls copy nothing to the device and wait for nothing.
 
     Raises InvalidField for a rank that the plan has not, PlanError where tiles do not fill the local tensors exactly.
     """
     rank = whole_number("rank", rank, 0, plan.world - 1)
     maps = _CACHE.setdefault(plan, {})
-    if rank not in maps:
-        maps[rank] = _build(plan, rank)
-    return maps[rank]
+    if (rank, device) not in maps:
+        made = _build(plan, rank) if device == _CPU else shard_map(plan, rank)
+        maps[rank, device] = ShardMap(
+            q_index=made.q_index.to(device),
+            kv_index=made.kv_index.to(device),
+            q_position=made.q_position.to(device),
+            heads=made.heads,
+        )
+    return maps[rank, device]
 
 
 def shard_q(plan: Plan, rank: int, q: Tensor) -> Tensor:
     """[total_q, num_heads_q, ...] to the rank's [local tokens, local heads, ...] (a copy)."""
     _check_rows("q", q, plan.problem.total_q)
-    places = shard_map(plan, rank)
-    return q[places.q_index.to(q.device), places.heads]
+    places = shard_map(plan, rank, q.device)
+    return q[places.q_index, places.heads]
 
 
 def shard_kv(plan: Plan, rank: int, k: Tensor) -> Tensor:
     """[total_kv, num_heads_kv, ...] to the rank's [local KV tokens, num_heads_kv, ...] (a copy)."""
     _check_rows("k or v", k, plan.problem.total_kv)
-    return k[shard_map(plan, rank).kv_index.to(k.device)]
+    return k[shard_map(plan, rank, k.device).kv_index]
 
 
 def shard_tokens(plan: Plan, rank: int, x: Tensor) -> Tensor:
     """Anything with one row a query token ([total_q, ...]: labels, hidden states) to the rank's tokens (a copy)."""
     _check_rows("x", x, plan.problem.total_q)
-    return x[shard_map(plan, rank).q_index.to(x.device)]
+    return x[shard_map(plan, rank, x.device).q_index]
 
 
 def position_ids(plan: Plan, rank: int) -> Tensor:
@@ -107,9 +114,9 @@ def unshard(plan: Plan, outs: Sequence[Tensor], out: Tensor | None = None) -> Te
     tail, like = (outs[0].shape[2:], outs[0])
     result = like.new_empty((p.total_q, p.num_heads_q, *tail)) if out is None else out
     for rank, local in enumerate(outs):
-        places = shard_map(plan, rank)
+        places = shard_map(plan, rank, local.device)
         _check_rows(f"outs[{rank}]", local, len(places.q_index))
-        result[places.q_index.to(local.device), places.heads] = local
+        result[places.q_index, places.heads] = local
     return result
 
 

@@ -154,7 +154,7 @@ RANK_PARAMS = LaunchStruct(
         Param(
             "tickets",
             "u64*",
-            "NUM_TICKETS counters: transfers taken, done; tiles to stage taken, done; CTAs that wait for a peer's launch",
+            "NUM_TICKETS counters: transfers taken, done; tiles to stage taken, done; waiters for a peer's launch",
         ),
     ),
 )

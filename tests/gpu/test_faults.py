@@ -12,6 +12,7 @@ from liquidcp_compiler.ir.layout import HEADER
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.kernel_faults import Faults
 from liquidcp_runtime.loopback_world import LoopbackWorld, loopback
+from liquidcp_runtime.sharding import shard_map
 from tests.gpu.support import MASKS, check, expected, problem, run, world, zigzag
 
 pytestmark = pytest.mark.gpu
@@ -86,6 +87,8 @@ def test_launches_behind_a_failed_one_do_nothing_and_the_error_comes_once_it_is_
     w, plan = faulty(4, drop="ready", drop_rank=1), zigzag(problem((4096,)), 4)
     q, k, v, _ = expected(plan.problem, 0)[0]  # type: ignore[arg-type]
     w.warmup([plan])
+    for rank in range(4):
+        shard_map(plan, rank, q.device)
     for _ in range(3):
         w.run(plan, q, k, v)
     start = time.monotonic()

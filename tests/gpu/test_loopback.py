@@ -149,8 +149,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
             world(2).run(plan, *bad)
 
 
-def test_an_expanded_value_tensor(  # one head of values for all of them, with stride 0
-) -> None:
+def test_an_expanded_value_tensor() -> None:
+    """One head of values for all of them, with stride 0."""
     p = problem((513,), heads=(4, 4))
     plan = zigzag(p, 1)
     q, k, v, _ = expected(p, 0)[0]
