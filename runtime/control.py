@@ -1,4 +1,4 @@
-"""What a world keeps for all of its launches, at addresses that never change: epoch, abort word, pages, error block."""
+"""What a world keeps for all of its launches, at addresses that never change: epoch, abort word, error block."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from liquidcp_compiler.ir.launch import ERROR_BLOCK, PAGE_DONE, PAGE_WORDS
+from liquidcp_compiler.ir.launch import ERROR_BLOCK
 
 
 class Control:
-    """Control words of one process, and the pages of its ranks.
+    """Control words of one process.
 
     Attributes: ``words`` int64 [3]: epoch (from 1: a word that was never written belongs to epoch 0), abort word, exit
-    count; ``pages`` int64 [num_pages, PAGE_WORDS]: READY and DONE words; ``error``: an ``ErrorBlock`` in host memory
-    that the device writes; ``link_busy`` int64 [num_ranks].
+    count; ``error``: an ``ErrorBlock`` in host memory that the device writes; ``link_busy`` int64 [num_ranks].
     """
 
-    def __init__(self, num_ranks: int, num_pages: int, device: torch.device) -> None:
+    def __init__(self, num_ranks: int, device: torch.device) -> None:
         self.words = torch.tensor([1, 0, 0], dtype=torch.int64).to(device)
-        self.pages = torch.zeros(num_pages, PAGE_WORDS, dtype=torch.int64, device=device)
         self.link_busy = torch.zeros(num_ranks, dtype=torch.int64, device=device)
         self.error = _host_bytes(ERROR_BLOCK.size, device)
 
     def write(self, params: np.ndarray) -> None:
-        """Put the addresses in ``params`` (one element of ``KernelParams``); pages are the caller's."""
+        """Put the addresses in ``params`` (one element of ``KernelParams``)."""
         address = self.words.data_ptr()
         params["epoch"], params["abort"], params["exits"] = address, address + 8, address + 16
         params["error"], params["link_busy"] = self.error.data_ptr(), self.link_busy.data_ptr()
@@ -33,17 +31,16 @@ class Control:
         """The host's view of the error block: one element of ``ERROR_BLOCK.dtype``."""
         return self.error.numpy().view(ERROR_BLOCK.dtype)
 
-    def recover(self) -> None:
-        """Forget an aborted launch. Only when nothing runs.
+    def recover(self) -> int:
+        """Forget an aborted launch, and return the number of the next one. Only when nothing runs.
 
-        The next epoch is two further on, and every reader counts as done with all before it: whatever a launch that
-        was given up has left in words and slots is of an epoch that nobody looks at again.
+        It is two further on: whatever a launch that was given up has left in words and slots is of an epoch that nobody
+        looks at again.
         """
         epoch = int(self.words[0]) + 2
         self.words.copy_(torch.tensor([epoch, 0, 0], dtype=torch.int64))
-        self.pages[:, 0] = 0
-        self.pages[:, PAGE_DONE:] = (epoch - 1) << 32 | 1
         self.error.zero_()
+        return epoch
 
 
 def _host_bytes(size: int, device: torch.device) -> Tensor:

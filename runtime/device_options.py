@@ -20,6 +20,8 @@ class DeviceOptions:
     Fields:
         num_comm_ctas: CTAs of each rank that begin by staging and pulling, at most half of them; None: an eighth.
         ctas_per_rank: CTAs of each rank; None: as many as run at once. More than that is refused.
+        heap_bytes: size of each rank's symmetric heap (its page, and four staging slots of keys and values that peers
+            pull), fixed from the start; None: it grows with the plans.
         sm_margin: streaming multiprocessors left free, for NCCL kernels beside ours.
         wait_budget: seconds that a wait inside a kernel may last for something that is on its way.
         entry_budget: seconds that it may last for a peer that may not have been launched yet.
@@ -33,6 +35,7 @@ class DeviceOptions:
 
     num_comm_ctas: int | None = None
     ctas_per_rank: int | None = None
+    heap_bytes: int | None = None
     sm_margin: int = 0
     wait_budget: float = DEFAULT_WAIT_BUDGET
     entry_budget: float = DEFAULT_ENTRY_BUDGET
@@ -43,7 +46,7 @@ class DeviceOptions:
     poison: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_comm_ctas", "ctas_per_rank"):
+        for name in ("num_comm_ctas", "ctas_per_rank", "heap_bytes"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), 1)
         whole_number("sm_margin", self.sm_margin, 0)

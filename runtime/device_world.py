@@ -28,6 +28,7 @@ from liquidcp_runtime.plan_support import check_supported
 from liquidcp_runtime.plan_upload import PlanUploads, UploadedPlan
 from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.stream_order import StreamOrder
+from liquidcp_runtime.symmetric_heap import SymmetricHeap, write_stage
 from liquidcp_runtime.workspace import Workspace, make_workspace
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ class DeviceWorld:
         self.first_rank, self.num_ranks = first_rank, world_size if num_ranks is None else num_ranks
         self._kernels = KernelCache(self._emit(emit))
         self._order = StreamOrder(device) if order is None else order
-        self.control = Control(self.num_ranks, self.num_ranks, device)
+        self.control = Control(self.num_ranks, device)
+        self.heap = SymmetricHeap(self.num_ranks, world_size, device, options.heap_bytes)
         self._uploads = PlanUploads(device)
-        self._workspace = make_workspace(MemorySizes(), self.num_ranks, world_size, device)
+        self._workspace = make_workspace(MemorySizes(), self.num_ranks, device)
         self._seen: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
         self._slots: weakref.WeakSet[PlanSlot] = weakref.WeakSet()
         self._failure: LiquidCPError | None = None
@@ -90,7 +92,8 @@ class DeviceWorld:
         for plan in every:
             self._check_plan(plan)
         self.kernel(every[0].spec)
-        slot = PlanSlot(every, self.num_ranks, self.world_size, self.device)
+        self._room(MemorySizes(stage=max(MemorySizes.of(p).stage for p in every)))
+        slot = PlanSlot(every, self.num_ranks, self.heap.stage, self.device)
         self._slots.add(slot)
         return slot
 
@@ -130,11 +133,12 @@ class DeviceWorld:
                 "slot = world.reserve(plan); world.run(slot, ...)"
             )
         kernel, stream = self.kernel(held.spec), self._order.enter()
-        uploaded, workspace = self._memory(plan)
+        uploaded, workspace, stage = self._memory(plan)
         self._seen[held.fingerprint] = held
         if self.options.poison:
-            workspace.poison(slice(self.first_rank, self.first_rank + self.num_ranks))
-        params = self._params(held, uploaded, workspace)
+            workspace.poison()
+            stage[self.first_rank : self.first_rank + self.num_ranks].fill_(0xFF)
+        params = self._params(held, uploaded, workspace, stage)
         for index, local in enumerate(tensors):
             local.write(params["ranks"][0, index : index + 1])
         self._launch_kernel(kernel, params, stream)
@@ -156,7 +160,7 @@ class DeviceWorld:
     def recover(self) -> None:
         """Wait for the device, and make the world usable again after a launch that was given up."""
         self._order.wait()
-        self.control.recover()
+        self.heap.recover(self.control.recover())
         self._failure = None
 
     def timeline(self, plan: Plan) -> Timeline:
@@ -193,20 +197,26 @@ class DeviceWorld:
         held = {slot.plan.fingerprint: slot.plan for slot in self._slots}
         return held.get(fingerprint) or self._seen.get(fingerprint)
 
-    def _memory(self, plan: Plan | PlanSlot) -> tuple[UploadedPlan, Workspace]:
+    def _memory(self, plan: Plan | PlanSlot) -> tuple[UploadedPlan, Workspace, Tensor]:
+        """Where the packed plan is, where it works, and the staging slots of all ranks."""
         if isinstance(plan, PlanSlot):
-            return plan.uploaded, plan.workspace
-        return self._uploads.get(plan), self._room(MemorySizes.of(plan))
+            return plan.uploaded, plan.workspace, plan.stage
+        return self._uploads.get(plan), self._room(MemorySizes.of(plan)), self.heap.stage
 
     def _room(self, sizes: MemorySizes) -> Workspace:
-        """The workspace, grown where ``sizes`` do not fit; the old one may be in use, so the device is awaited."""
-        if not replace(sizes, blob=0).fits(self._workspace.sizes):
+        """The workspace, it and the heap grown where ``sizes`` do not fit: then the device is awaited, which may use
+        the old ones."""
+        working = replace(sizes, blob=0, stage=0)
+        if not working.fits(self._workspace.sizes):
             self._order.wait()
-            both = MemorySizes.largest((replace(sizes, blob=0), self._workspace.sizes))
-            self._workspace = make_workspace(both, self.num_ranks, self.world_size, self.device)
+            both = MemorySizes.largest((working, self._workspace.sizes))
+            self._workspace = make_workspace(both, self.num_ranks, self.device)
+        if not self.heap.fits(sizes.stage):
+            self._order.wait()
+            self.heap.grow(sizes.stage)
         return self._workspace
 
-    def _params(self, plan: Plan, uploaded: UploadedPlan, workspace: Workspace) -> np.ndarray:
+    def _params(self, plan: Plan, uploaded: UploadedPlan, workspace: Workspace, stage: Tensor) -> np.ndarray:
         """Launch parameters without tensors: one element of ``KERNEL_PARAMS.dtype``."""
         p, o = plan.problem, self.options
         params = np.zeros(1, KERNEL_PARAMS.dtype)
@@ -216,8 +226,8 @@ class DeviceWorld:
             rank["plan"] = uploaded.address(self.first_rank + index)
         for peer in range(self.world_size):
             shown = params["peers"][0, peer : peer + 1]
-            shown["page"] = self.control.pages[0 if self.mirror else peer].data_ptr()
-            workspace.write_stage(shown, peer)
+            shown["page"] = self.heap.pages[0 if self.mirror else peer].data_ptr()
+            write_stage(shown, stage[peer])
         self.control.write(params)
         params["budget_ns"], params["entry_budget_ns"] = int(o.wait_budget * 1e9), int(o.entry_budget * 1e9)
         params["world"], params["first_rank"], params["mirror"] = self.world_size, self.first_rank, self.mirror

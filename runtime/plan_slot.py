@@ -24,11 +24,12 @@ class PlanSlot:
     ``plan``, the one that is in; ``sizes``, what fits.
     """
 
-    def __init__(self, plans: Sequence[Plan], num_ranks: int, num_stages: int, device: torch.device) -> None:
+    def __init__(self, plans: Sequence[Plan], num_ranks: int, stage: torch.Tensor, device: torch.device) -> None:
         for plan in plans:
             check_supported(plan)
         self.sizes = MemorySizes.largest(MemorySizes.of(p) for p in plans)
-        self.workspace: Workspace = make_workspace(self.sizes, num_ranks, num_stages, device)
+        self.workspace: Workspace = make_workspace(self.sizes, num_ranks, device)
+        self.stage = stage  # the heap's: its memory stays as it is for this slot, even if the heap grows for others
         self._device, self._stride = device, aligned(self.sizes.blob)
         self._buffer = torch.empty(self._stride * plans[0].world, dtype=torch.uint8, device=device)
         self.plan = plans[0]

@@ -46,13 +46,14 @@ class SoloWorld(DeviceWorld):
         for name, x in (("k", k), ("v", v)):
             shape = (p.total_kv, p.num_heads_kv, p.head_dim)
             check_device_tensor(name, x, shape, p.dtype.torch, self.device)
-        workspace = plan.workspace if isinstance(plan, PlanSlot) else self._room(MemorySizes.of(plan))
+        self._room(MemorySizes(stage=MemorySizes.of(held).stage))
+        stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
         for peer in range(self.world_size):
             if peer == self.rank or not int(held.header(peer)["num_staged_list"]):
                 continue
             for which, x in enumerate((k, v)):
                 shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
-                workspace.stage[peer, which, :, : len(shard)] = shard
+                stage[peer, which, :, : len(shard)] = shard
 
     @torch.no_grad()
     def run(

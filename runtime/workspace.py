@@ -1,4 +1,4 @@
-"""Device memory in which launches work: protocol words, pulled tiles, running states and staging slots of all ranks."""
+"""Device memory in which launches work: protocol words, pulled tiles and running states of all ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Workspace:
     """Memory of ``num_ranks`` ranks; it holds any plan whose sizes fit ``sizes``, one launch at a time.
 
     Fields: ``words`` int64 [num_ranks, words], zero at first and never cleared after, since each word carries its
-    launch's number; uint8 [num_ranks, bytes]: ``kv_k``, ``kv_v``, ``state_out``, ``state_lse``; ``stage`` uint8
-    [num_stages, 2 (k, v), 2 (slots), bytes].
+    launch's number; uint8 [num_ranks, bytes]: ``kv_k``, ``kv_v``, ``state_out``, ``state_lse``.
     """
 
     sizes: MemorySizes
@@ -29,7 +28,6 @@ class Workspace:
     kv_v: Tensor
     state_out: Tensor
     state_lse: Tensor
-    stage: Tensor
 
     def write_rank(self, params: np.ndarray, rank: int) -> None:
         """Put the addresses of one rank's sections in ``params`` (one element of ``RankParams``)."""
@@ -40,26 +38,18 @@ class Workspace:
         params["kv_buffer_k"], params["kv_buffer_v"] = self.kv_k[rank].data_ptr(), self.kv_v[rank].data_ptr()
         params["state_out"], params["state_lse"] = self.state_out[rank].data_ptr(), self.state_lse[rank].data_ptr()
 
-    def write_stage(self, params: np.ndarray, stage: int) -> None:
-        """Put the addresses of a rank's staging slots in ``params`` (one element of ``PeerParams``)."""
-        for slot in range(2):
-            params["stage_k"][0, slot] = self.stage[stage, 0, slot].data_ptr()
-            params["stage_v"][0, slot] = self.stage[stage, 1, slot].data_ptr()
-
-    def poison(self, stages: slice) -> None:
-        """Fill buffers with NaN of any float type, so that a read of what nobody wrote is seen; of the staging slots
-        those of ``stages``."""
-        for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse, self.stage[stages]):
+    def poison(self) -> None:
+        """Fill the buffers with NaN of any float type, so that a read of what nobody wrote is seen."""
+        for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse):
             buffer.fill_(0xFF)
 
 
-def make_workspace(sizes: MemorySizes, num_ranks: int, num_stages: int, device: torch.device) -> Workspace:
-    """Memory for ``num_ranks`` ranks of a launch, and ``num_stages`` pairs of staging slots."""
+def make_workspace(sizes: MemorySizes, num_ranks: int, device: torch.device) -> Workspace:
+    """Memory for ``num_ranks`` ranks of a launch."""
 
     def section(count: int, size: int) -> Tensor:
         return torch.empty(count, aligned(size), dtype=torch.uint8, device=device)
 
-    stage = torch.empty(num_stages, 2, 2, aligned(sizes.stage), dtype=torch.uint8, device=device)
     return Workspace(
         sizes=sizes,
         words=torch.zeros(num_ranks, aligned(8 * sizes.words) // 8, dtype=torch.int64, device=device),
@@ -67,5 +57,4 @@ def make_workspace(sizes: MemorySizes, num_ranks: int, num_stages: int, device: 
         kv_v=section(num_ranks, sizes.kv),
         state_out=section(num_ranks, 4 * sizes.state_out),
         state_lse=section(num_ranks, 4 * sizes.state_lse),
-        stage=stage,
     )
