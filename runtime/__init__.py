@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liquidcp_runtime.cpu_world import cpu as cpu
+    from liquidcp_runtime.handles import handle_of as handle_of
     from liquidcp_runtime.loopback_world import loopback as loopback
+    from liquidcp_runtime.ops import attention as attention
     from liquidcp_runtime.profiles import PROFILES as PROFILES
     from liquidcp_runtime.profiles import CostModel as CostModel
     from liquidcp_runtime.reference import reference_attention as reference_attention
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 _HOME: dict[str, str] = {
     "cpu": "cpu_world",
     "loopback": "loopback_world",
+    "attention": "ops",
+    "handle_of": "handles",
     "PROFILES": "profiles",
     "CostModel": "profiles",
     "reference_attention": "reference",
