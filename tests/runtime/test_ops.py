@@ -154,7 +154,8 @@ import torch
 from liquidcp_compiler import PrefillProblem, plan
 from liquidcp_runtime import attention, cpu
 x = torch.zeros(3, 1, 16)
-attention(cpu(), plan(PrefillProblem(lengths=(3,), num_heads_q=1, num_heads_kv=1, head_dim=16, dtype="fp32"), 1), x, x, x)
+problem = PrefillProblem(lengths=(3,), num_heads_q=1, num_heads_kv=1, head_dim=16, dtype="fp32")
+attention(cpu(), plan(problem, 1), x, x, x)
 assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
