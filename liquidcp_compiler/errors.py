@@ -46,6 +46,17 @@ class TensorError(LiquidCPError, ValueError):
         super().__init__(f"{name}: {what} is {got}, expected {expected}" + (f". {hint}" if hint else ""))
 
 
+class HandleError(LiquidCPError, RuntimeError):
+    """A number given to a torch op stands for no living world or plan."""
+
+    def __init__(self, kind: str, handle: int) -> None:
+        self.kind, self.handle = kind, handle
+        super().__init__(
+            f"no {kind} has handle {handle}, or it is gone; a handle keeps nothing alive, so keep the {kind} itself as "
+            "long as it is used, and take handles with liquidcp_runtime.handle_of in this process"
+        )
+
+
 class LseBaseError(LiquidCPError, TypeError):
     """Two partial states with log-sum-exps of different bases were combined."""
 

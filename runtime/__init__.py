@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liquidcp_runtime.cpu_world import cpu as cpu
+    from liquidcp_runtime.handles import handle_of as handle_of
     from liquidcp_runtime.kernel_faults import Faults as Faults
     from liquidcp_runtime.link_model import LinkModel as LinkModel
     from liquidcp_runtime.loopback_world import loopback as loopback
+    from liquidcp_runtime.ops import attention as attention
     from liquidcp_runtime.profiles import PROFILES as PROFILES
     from liquidcp_runtime.profiles import CostModel as CostModel
     from liquidcp_runtime.rank_tensors import RankTensors as RankTensors
@@ -41,6 +43,8 @@ _HOME: dict[str, str] = {
     "Faults": "kernel_faults",
     "LinkModel": "link_model",
     "loopback": "loopback_world",
+    "attention": "ops",
+    "handle_of": "handles",
     "PROFILES": "profiles",
     "CostModel": "profiles",
     "reference_attention": "reference",

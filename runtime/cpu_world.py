@@ -14,7 +14,7 @@ from liquidcp_runtime.interpreter import interpret
 from liquidcp_runtime.plan_check import check_is_plan, check_plan
 from liquidcp_runtime.scheduling import schedule
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
-from liquidcp_runtime.tensor_check import check_result, check_sinks, packed
+from liquidcp_runtime.tensor_check import check_results, check_sinks, packed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -82,14 +82,13 @@ class CpuWorld:
         problem = plan.problem
         flat_q, flat_k, flat_v = packed(problem, q, k, v)
         check_sinks(problem, sinks)
-        check_result("out", out, tuple(q.shape), q.dtype)
-        check_result("lse", lse, (problem.num_heads_q, problem.total_q), torch.float32)
+        check_results(q, k, v, sinks, out, lse, (problem.num_heads_q, problem.total_q))
         if not problem.total_q:
-            out = torch.empty_like(q) if out is None else out
-            return out, torch.empty(problem.num_heads_q, 0) if lse is None else lse
+            out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+            return out, torch.empty(problem.num_heads_q, 0, dtype=torch.float32) if lse is None else lse
         check_plan(plan)
         ranks = range(plan.world)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # autocast would round fp32 partials to bf16
             results = interpret(
                 plan,
                 schedule(plan, profile, seed),

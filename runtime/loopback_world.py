@@ -17,9 +17,11 @@ from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.cache import Emit
 from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.device_world import DeviceWorld, check_world_size, cuda_device
+from liquidcp_runtime.plan_check import check_is_plan
 from liquidcp_runtime.plan_slot import PlanSlot
-from liquidcp_runtime.rank_tensors import RankTensors, check_device_tensor
+from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
+from liquidcp_runtime.tensor_check import check_global, check_results, check_sinks
 
 
 class LoopbackWorld(DeviceWorld):
@@ -40,8 +42,9 @@ class LoopbackWorld(DeviceWorld):
         """Attention of the whole batch, on the current stream; does not wait.
 
         Args:
-            q: [total_q, num_heads_q, head_dim] of the problem's dtype on this world's device; k, v: [total_kv,
-                num_heads_kv, head_dim]. Sharded by the plan's tables on the way in, gathered on the way out.
+            q: [total_q, num_heads_q, head_dim] of the problem's dtype on this world's device, of any strides; k, v:
+                [total_kv, num_heads_kv, head_dim]; or [B, L, heads, head_dim] where all sequences have length L.
+                Sharded by the plan's tables on the way in, gathered on the way out.
             sinks: [num_heads_q], exactly where the problem has sinks.
             out, lse: where to write, if given: like q; fp32 [num_heads_q, total_q], natural log.
 
@@ -49,12 +52,20 @@ class LoopbackWorld(DeviceWorld):
         what an earlier launch ended with, such as DeviceWaitError. What this one ends with, ``wait`` or the next
         ``run`` raises.
         """
+        check_is_plan(plan)
         self._check_plan(plan)
-        self._check_global(plan, q, k, v, out, lse)
-        local = [self._local(plan, r, q, k, v, _as_fp32(plan, sinks, self.device)) for r in range(self.world_size)]
-        if plan.problem.total_q:
+        problem, device = plan.problem, self.device
+        check_global(problem, q, k, v, device)
+        check_sinks(problem, sinks, device)
+        check_results(q, k, v, sinks, out, lse, (problem.num_heads_q, problem.total_q), device)
+        sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
+        flat_q, flat_k, flat_v = (x.detach().reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+        local = [self._local(plan, r, flat_q, flat_k, flat_v, sinks) for r in range(self.world_size)]
+        if problem.total_q:
             self.launch(plan, local)
-        return unshard(plan, [x.out for x in local], out), unshard_lse(plan, [x.lse for x in local], lse)
+        flat_out = unshard(plan, [x.out for x in local]).view(q.shape)
+        lse = unshard_lse(plan, [x.lse for x in local], lse)
+        return (flat_out if out is None else out.copy_(flat_out)), lse
 
     @torch.no_grad()
     def run_local(self, plan: Plan | PlanSlot, tensors: Sequence[RankTensors]) -> None:
@@ -81,33 +92,6 @@ class LoopbackWorld(DeviceWorld):
         return RankTensors(
             q=local_q, k=shard_kv(plan, rank, k), v=shard_kv(plan, rank, v), out=out, lse=lse, sinks=sinks
         )
-
-    def _check_global(
-        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None
-    ) -> None:
-        p, dtype = plan.problem, plan.problem.dtype.torch
-        rows, keys = (p.total_q, p.num_heads_q, p.head_dim), (p.total_kv, p.num_heads_kv, p.head_dim)
-        for name, tensor, shape in (("q", q, rows), ("k", k, keys), ("v", v, keys)):
-            check_device_tensor(name, tensor, shape, dtype, self.device)
-        if out is not None:
-            check_device_tensor("out", out, rows, dtype, self.device)
-        if lse is not None:
-            check_device_tensor("lse", lse, (p.num_heads_q, p.total_q), torch.float32, self.device)
-
-
-def _as_fp32(plan: Plan, sinks: Tensor | None, device: torch.device) -> Tensor | None:
-    """Sinks as the kernel takes them. Raises TensorError unless they are given exactly where the problem has them."""
-    p = plan.problem
-    if p.sinks != (sinks is not None):
-        expected = "a tensor [num_heads_q]" if p.sinks else "None, as the problem has no sinks"
-        raise TensorError("sinks", "value", None if sinks is None else "a tensor", expected)
-    if sinks is None:
-        return None
-    if tuple(sinks.shape) != (p.num_heads_q,):
-        raise TensorError("sinks", "shape", tuple(sinks.shape), (p.num_heads_q,))
-    if sinks.device != device:
-        raise TensorError("sinks", "device", sinks.device, device)
-    return sinks.float().contiguous()
 
 
 def loopback(

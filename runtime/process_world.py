@@ -29,7 +29,7 @@ from liquidcp_runtime.plan_check import check_plan
 from liquidcp_runtime.plan_view import rank_view
 from liquidcp_runtime.rank_buffers import NEVER, RankBuffers
 from liquidcp_runtime.sharding import shard_map
-from liquidcp_runtime.tensor_check import check_local, check_result, check_sinks
+from liquidcp_runtime.tensor_check import CPU, check_local, check_results, check_sinks
 
 DEFAULT_TIMEOUT_S = 60.0
 _GREETING_BYTES = 1024
@@ -78,7 +78,7 @@ class ProcessWorld:
         except LiquidCPError as caught:
             error = caught
         self._agree(plan, error)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # autocast would round fp32 partials to bf16
             buffers = RankBuffers(plan, self.rank, q, k, v, None if sinks is None else sinks.float(), set())
             result_out, result_lse = _RankRun(plan, buffers, self.group, self.timeout_s).run()
             return (
@@ -97,14 +97,15 @@ class ProcessWorld:
         for name, x in (("k", k), ("v", v)):
             check_local(name, x, (len(places.kv_index), problem.num_heads_kv, problem.head_dim), dtype)
         check_sinks(problem, sinks)
-        check_result("out", out, tuple(q.shape), dtype)
-        check_result("lse", lse, (heads, tokens), torch.float32)
+        check_results(q, k, v, sinks, out, lse, (heads, tokens))
 
     def _agree(self, plan: Plan, error: LiquidCPError | None) -> None:
         """Exchange fingerprints and failed checks; raise on every rank unless all may start."""
-        mine = torch.tensor([_signed(plan.fingerprint), _signed(LAYOUT_HASH), plan.world, int(error is not None)])
+        mine = torch.tensor(
+            [_signed(plan.fingerprint), _signed(LAYOUT_HASH), plan.world, int(error is not None)], device=CPU
+        )
         text = (str(error) if error else _summary(plan)).encode()[:_GREETING_BYTES]
-        greeting = torch.zeros(_GREETING_BYTES, dtype=torch.uint8)
+        greeting = torch.zeros(_GREETING_BYTES, dtype=torch.uint8, device=CPU)
         greeting[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         numbers = [torch.zeros_like(mine) for _ in range(self.world_size)]
         texts = [torch.zeros_like(greeting) for _ in range(self.world_size)]
@@ -196,7 +197,7 @@ class _RankRun:
         for index, transfer in enumerate(self.view.transfers):
             check_source(self.plan, self.rank, index)
             first, second = self._parts(transfer.space, transfer.target)
-            message = torch.empty(first.nbytes + second.nbytes, dtype=torch.uint8)
+            message = torch.empty(first.nbytes + second.nbytes, dtype=torch.uint8, device=CPU)
             self.incoming[index] = message
             work = dist.irecv(message, group=self.group, group_src=transfer.peer, tag=base + index)
             of_peer[transfer.peer].append((index, work))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,18 +41,19 @@ class RankBuffers:
         self.plan, self.rank, self.problem, self.sinks, self.pairs = plan, rank, plan.problem, sinks, pairs
         self.view: RankView = rank_view(plan, rank)
         view, head_dim, heads_kv = self.view, plan.problem.head_dim, plan.problem.num_heads_kv
+        # new_*: fp32 on the CPU whatever torch's default dtype and device are.
         self.num_heads = q.shape[1]
         self.q, self.k, self.v = (x.detach().to(torch.float32).transpose(0, 1).contiguous() for x in (q, k, v))
         pulled_kv, pulled_q = view.kv_tiles[view.num_local_kv_tiles :], view.q_tiles[view.num_local_q_tiles :]
         kv_tokens = max((t.token + t.rows for t in pulled_kv), default=0)
-        self.pulled_k, self.pulled_v = (torch.full((heads_kv, kv_tokens, head_dim), math.nan) for _ in range(2))
+        self.pulled_k, self.pulled_v = (self.k.new_full((heads_kv, kv_tokens, head_dim), math.nan) for _ in range(2))
         q_tokens = max((t.token + t.rows for t in pulled_q), default=0)
         q_heads = max((t.num_heads for t in pulled_q), default=0)
-        self.pulled_q = torch.full((q_heads, q_tokens, head_dim), math.nan)
-        self.running_out = torch.zeros(self.num_heads, view.num_local_q_tokens, head_dim)
-        self.running_lse = torch.full((self.num_heads, view.num_local_q_tokens), -math.inf)
-        self.out = torch.full((view.num_local_q_tokens, self.num_heads, head_dim), math.nan, dtype=q.dtype)
-        self.lse = torch.full((self.num_heads, view.num_local_q_tokens), math.nan)
+        self.pulled_q = self.q.new_full((q_heads, q_tokens, head_dim), math.nan)
+        self.running_out = self.q.new_zeros((self.num_heads, view.num_local_q_tokens, head_dim))
+        self.running_lse = self.q.new_full((self.num_heads, view.num_local_q_tokens), -math.inf)
+        self.out = q.new_full((view.num_local_q_tokens, self.num_heads, head_dim), math.nan)
+        self.lse = self.q.new_full((self.num_heads, view.num_local_q_tokens), math.nan)
         self.states: list[tuple[Tensor, Tensor] | None] = [None] * len(view.states)
         self.state_time = [NEVER] * len(view.states)
         self.kv_time = [-NEVER] * view.num_local_kv_tiles + [NEVER] * len(pulled_kv)
@@ -70,7 +72,7 @@ class RankBuffers:
         if space == Space.KV:
             return self._kv(index)
         if space == Space.Q:
-            return self._q(index), torch.empty(0)
+            return self._q(index), self.q.new_empty(0)
         state = self.states[index]
         assert state is not None
         return state[0].to(self.exchange_dtype()), state[1]
@@ -190,7 +192,7 @@ class RankBuffers:
             if bound.fully_visible(sequence, q_lo, q_hi, first, last).all():
                 return None
         positions = keys[0] if len(keys) == 1 else torch.cat([torch.from_numpy(x) for x in keys]).numpy()
-        visible = bound.visible(sequence, torch.arange(q_lo, q_hi).numpy(), positions)
+        visible = bound.visible(sequence, np.arange(q_lo, q_hi), positions)
         return torch.from_numpy(~visible)
 
     def _q(self, index: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,14 @@ from torch import Tensor
 
 from liquidcp_compiler.errors import TensorError
 from liquidcp_compiler.ir.plan import Plan
-from liquidcp_runtime.tensor_check import row_strides
+from liquidcp_runtime.tensor_check import (
+    check_aligned,
+    check_kind,
+    check_local,
+    check_results,
+    check_sinks,
+    row_strides,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,37 +44,25 @@ class RankTensors:
         params["sinks"] = 0 if self.sinks is None else self.sinks.data_ptr()
 
     def check(self, plan: Plan, rank: int, device: torch.device, *, exact: bool = True) -> None:
-        """Raise TensorError unless these are the tensors of ``rank``; not ``exact``: they may have more tokens."""
+        """Raise TensorError unless these are tensors of ``rank`` that kernels can address: elements of a head lie side
+        by side, and rows begin at multiples of 16 bytes; not ``exact``: they may have more tokens.
+        """
         p, header = plan.problem, plan.header(rank)
-        q_tokens, kv_tokens = int(header["num_local_q_tokens"]), int(header["num_local_kv_tokens"])
-        for name, tokens, heads in (
-            ("q", q_tokens, p.num_heads_q),
-            ("k", kv_tokens, p.num_heads_kv),
-            ("v", kv_tokens, p.num_heads_kv),
-            ("out", q_tokens, p.num_heads_q),
+        rows = (int(header["num_local_q_tokens"]), p.num_heads_q, p.head_dim)
+        keys = (int(header["num_local_kv_tokens"]), p.num_heads_kv, p.head_dim)
+        for name, shape in (("q", rows), ("k", keys), ("v", keys), ("out", rows)):
+            tensor = getattr(self, name)
+            check_local(name, tensor if exact else tensor[: shape[0]], shape, p.dtype.torch, device)
+            check_aligned(name, tensor)
+        check_sinks(p, self.sinks, device)
+        if self.sinks is not None:
+            check_kind("sinks", self.sinks, torch.float32, device)
+        check_kind("lse", self.lse, torch.float32, device)
+        shape = (p.num_heads_q, rows[0])
+        if not self.lse.is_contiguous() or (
+            tuple(self.lse.shape) != shape and (exact or self.lse.numel() < math.prod(shape))
         ):
-            check_device_tensor(name, getattr(self, name), (tokens, heads, p.head_dim), p.dtype.torch, device, exact)
-        lse = self.lse
-        check_device_tensor("lse", lse, (p.num_heads_q, q_tokens), torch.float32, device, exact)
-        if not lse.is_contiguous():
-            raise TensorError("lse", "strides", lse.stride(), "contiguous [num_heads_q, tokens]")
-
-
-def check_device_tensor(
-    name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, exact: bool = True
-) -> None:
-    """Raise TensorError unless ``x`` is a tensor of this kind; not ``exact``: it may hold more tokens."""
-    if x.dtype != dtype:
-        raise TensorError(name, "dtype", x.dtype, dtype)
-    if x.device != device:
-        raise TensorError(name, "device", x.device, device)
-    enough = tuple(x.shape) == shape if exact else x.dim() == len(shape) and x.numel() >= _size(shape)
-    if not enough:
-        raise TensorError(name, "shape", tuple(x.shape), shape if exact else f"at least {shape}")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
+            raise TensorError("lse", "shape", tuple(self.lse.shape), f"{shape}, contiguous")
+        check_results(
+            self.q, self.k, self.v, self.sinks, self.out, self.lse, (self.lse.shape[0], self.lse.shape[1]), device
+        )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liquidcp_compiler.errors import TensorError
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem_fields import whole_number
 from liquidcp_runtime.cache import Emit
@@ -21,8 +20,9 @@ from liquidcp_runtime.device_world import DeviceWorld, check_world_size, cuda_de
 from liquidcp_runtime.link_model import LinkModel
 from liquidcp_runtime.memory_sizes import MemorySizes
 from liquidcp_runtime.plan_slot import PlanSlot
-from liquidcp_runtime.rank_tensors import RankTensors, check_device_tensor
+from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.sharding import shard_kv
+from liquidcp_runtime.tensor_check import check_local
 
 
 class SoloWorld(DeviceWorld):
@@ -44,8 +44,7 @@ class SoloWorld(DeviceWorld):
         self._check_plan(held)
         p = held.problem
         for name, x in (("k", k), ("v", v)):
-            shape = (p.total_kv, p.num_heads_kv, p.head_dim)
-            check_device_tensor(name, x, shape, p.dtype.torch, self.device)
+            check_local(name, x, (p.total_kv, p.num_heads_kv, p.head_dim), p.dtype.torch, self.device)
         self._room(MemorySizes(stage=MemorySizes.of(held).stage))
         stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
         for peer in range(self.world_size):
@@ -78,8 +77,6 @@ class SoloWorld(DeviceWorld):
         tensors = RankTensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
         self._check_plan(held)
         tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
-        if held.problem.sinks != (sinks is not None):
-            raise TensorError("sinks", "value", type(sinks).__name__, "a tensor exactly where the problem has sinks")
         self.launch(plan, [tensors])
         return out, lse
 

@@ -41,7 +41,8 @@ class AttentionState:
 
 def empty_state(*shape: int, head_dim: int) -> AttentionState:
     """The state over no keys: out 0, lse -inf. It merges to the other side unchanged."""
-    return AttentionState(out=torch.zeros(*shape, head_dim), lse=torch.full(shape, -math.inf))
+    out = torch.zeros(*shape, head_dim, dtype=torch.float32)
+    return AttentionState(out=out, lse=out.new_full(shape, -math.inf))
 
 
 def from_log2(out: Tensor, lse_log2: Tensor) -> AttentionState:

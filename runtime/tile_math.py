@@ -28,7 +28,7 @@ def partial_attention(
     """
     num_heads, rows, head_dim = q.shape
     if not k.shape[1]:
-        return torch.zeros_like(q), torch.full((num_heads, rows), -math.inf)
+        return torch.zeros_like(q), q.new_full((num_heads, rows), -math.inf)
     k, v = _heads_of(k, v, first_head, num_heads, group)
     scores = torch.matmul((q * scale).reshape(len(k), -1, head_dim), k.transpose(1, 2)).view(num_heads, rows, -1)
     if softcap is not None:
@@ -50,5 +50,5 @@ def _heads_of(k: Tensor, v: Tensor, first_head: int, num_heads: int, group: int)
     if first_head % group == 0 and num_heads % group == 0:
         heads = slice(first_head // group, (first_head + num_heads) // group)
         return k[heads], v[heads]
-    index = torch.arange(first_head, first_head + num_heads) // group
+    index = torch.arange(first_head, first_head + num_heads, device=k.device) // group
     return k[index], v[index]

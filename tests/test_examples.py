@@ -56,6 +56,15 @@ def test_the_readme_program_runs() -> None:
     assert names["lse"].shape == (8, 1078)
 
 
+@pytest.mark.slow
+def test_the_program_of_the_torch_page_runs() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    assert names["out"].shape == names["q"].shape
+    assert names["lse"].shape == (4, 377)
+
+
 def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
