@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from liquidcp_runtime.cache import KernelCache as KernelCache
     from liquidcp_runtime.cpu_world import cpu as cpu
+    from liquidcp_runtime.kernel_warmup import warmup as warmup
     from liquidcp_runtime.loopback_world import loopback as loopback
     from liquidcp_runtime.profiles import PROFILES as PROFILES
     from liquidcp_runtime.profiles import CostModel as CostModel
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 #: public name -> module of this package
 _HOME: dict[str, str] = {
+    "KernelCache": "cache",
     "cpu": "cpu_world",
+    "warmup": "kernel_warmup",
     "loopback": "loopback_world",
     "PROFILES": "profiles",
     "CostModel": "profiles",
