@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from liquidcp_compiler import options
-from liquidcp_compiler.errors import NvrtcError
+from liquidcp_compiler.errors import DriverError, NvrtcError
 from liquidcp_runtime import nvrtc
 from liquidcp_runtime.bundle import Bundle
 from liquidcp_runtime.cubin_cache import CubinCache
@@ -46,7 +46,7 @@ def build_cubin(kernel: KernelSource, arch: str, bundles: Sequence[Path] | None 
             return BuiltCubin(cubin=cubin, origin=Origin.BUNDLE, source_key=key)
     try:
         nvrtc.check_arch(arch)
-    except NvrtcError as error:
+    except (NvrtcError, DriverError) as error:  # no library, no binding, or one that is too old
         hint = f"{kernel.name} is in no bundle ({options.KERNELS.name}), so it must be compiled for {arch}"
         raise NvrtcError(f"{hint}: {error}") from error
     cubin, compiled = CubinCache().get(
@@ -56,6 +56,6 @@ def build_cubin(kernel: KernelSource, arch: str, bundles: Sequence[Path] | None 
 
 
 def compile_kernel(kernel: KernelSource, arch: str) -> nvrtc.CompiledCubin:
-    """Compile; sources that do not compile are saved where ``LIQUIDCP_DUMP_IR`` says. Raises NvrtcError, InvalidField."""
+    """Compile; sources that fail are saved where ``LIQUIDCP_DUMP_IR`` says. Raises NvrtcError, InvalidField."""
     dump = options.dump_ir()
     return nvrtc.compile_cubin(kernel.source, kernel.headers, arch, name=f"{kernel.name}.cu", dump_dir=dump)

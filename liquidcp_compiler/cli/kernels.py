@@ -18,20 +18,17 @@ if TYPE_CHECKING:
     from liquidcp_runtime.cubin import KernelResources
     from liquidcp_runtime.cubin_entry import CubinEntry
 
-kernels = typer.Typer(
-    help="Build kernels ahead for machines without a compiler; list what is there.", no_args_is_help=True
-)
+kernels = typer.Typer(help="Build kernels ahead for machines without a compiler; list what is there.")
 
 #: Keys of the table's columns and their headings; what a row does not say is shown as "-".
 _COLUMNS = {
     "name": "kernel",
     "arch": "arch",
     "nvrtc": "NVRTC",
-    "max_threads": "threads",
     "registers": "registers",
     "local_bytes": "local",
     "spill_bytes": "spills",
-    "static_smem_bytes": "static smem",
+    "static_smem_bytes": "smem",
     "smem_bytes": "dynamic",
     "size": "bytes",
     "state": "state",
