@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from liquidcp_compiler.errors import InvalidField
@@ -22,23 +22,18 @@ def build_bundle(
     archs: Sequence[str],
     *,
     emit: Emit | None = None,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Bundle:
     """Compile every kernel of ``specs`` for every one of ``archs``, anew and with its log, and write the bundle.
 
-    ``progress`` is told before each compilation what comes. Nothing is written unless all kernels pass. Raises
-    KernelCostError for one that spills or lost speed; InvalidField, CodegenError, NvrtcError, OSError.
+    Nothing is written unless all kernels pass. Raises KernelCostError for one that spills or lost speed; InvalidField,
+    CodegenError, NvrtcError, OSError.
     """
     if not archs:
         raise InvalidField("archs", list(archs), "at least one architecture, e.g. sm_90a")
     for arch in archs:
         nvrtc.check_arch(arch)
     make = emit or default_emit()
-    built: list[tuple[BundledKernel, bytes]] = []
-    for spec in dict.fromkeys(specs):
-        for arch in dict.fromkeys(archs):
-            progress(f"{spec.name} for {arch}")
-            built.append(_build(spec, arch, make))
+    built = [_build(spec, arch, make) for spec in dict.fromkeys(specs) for arch in dict.fromkeys(archs)]
     if not built:
         raise InvalidField("specs", [], "at least one kernel")
     return write_bundle(folder, built)
