@@ -142,6 +142,21 @@ class CodegenError(LiquidCPError):
     """No kernel can be generated for this specification; says which field and what is supported."""
 
 
+class KernelCostError(CodegenError):
+    """A kernel that is to be shipped spills registers, or its compiler warned of lost speed; names kernel and cost.
+
+    Attributes: ``kernel``, ``arch``, ``cost`` (text).
+    """
+
+    def __init__(self, kernel: str, arch: str, cost: str) -> None:
+        self.kernel, self.arch, self.cost = kernel, arch, cost
+        super().__init__(f"{kernel} for {arch} cannot be shipped: {cost}")
+
+
+class KernelStoreWarning(UserWarning):
+    """Compiled kernels on disk cannot be used or kept as asked; the run goes on, and compiles them."""
+
+
 class NvrtcError(LiquidCPError, RuntimeError):
     """NVRTC refused the generated source; carries the log and the path of the saved source."""
 

@@ -23,10 +23,10 @@ VerifyMode = Literal["each", "final", "off"]
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One environment variable: ``kind`` is ``"folder"`` or ``"choice"``; ``default`` is text for people."""
+    """One environment variable; ``default`` is text for people, ``folders`` are separated as in ``PATH``."""
 
     name: str
-    kind: Literal["folder", "choice"]
+    kind: Literal["folder", "folders", "choice"]
     default: str
     help: str
     choices: tuple[str, ...] = ()
@@ -44,6 +44,12 @@ DUMP_IR = Option(
     default="unset: nothing is written",
     help="Folder that receives the graph's text after each pass and the generated source.",
 )
+KERNELS = Option(
+    name="LIQUIDCP_KERNELS",
+    kind="folders",
+    default="unset: none",
+    help="Folders of kernels that `liquidcp kernels build` made, looked through in this order before compiling.",
+)
 VERIFY = Option(
     name="LIQUIDCP_VERIFY",
     kind="choice",
@@ -51,7 +57,7 @@ VERIFY = Option(
     help="When the verifier runs: before and after each pass, on the final graph only, or never.",
     choices=("each", "final", "off"),
 )
-OPTIONS: tuple[Option, ...] = (CACHE_DIR, DUMP_IR, VERIFY)
+OPTIONS: tuple[Option, ...] = (CACHE_DIR, DUMP_IR, KERNELS, VERIFY)
 
 
 def cache_dir() -> Path:
@@ -60,13 +66,34 @@ def cache_dir() -> Path:
     if chosen is not None:
         return chosen
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG rules say to ignore a relative path.
-    return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "liquidcp"
+    if os.path.isabs(xdg):  # the XDG rules say to ignore a relative path
+        return Path(xdg) / "liquidcp"
+    try:
+        return Path.home() / ".cache" / "liquidcp"
+    except RuntimeError as error:
+        raise InvalidField("HOME", "", "a folder", f"There is no home folder; set {CACHE_DIR.name}") from error
 
 
 def dump_ir() -> Path | None:
     """The folder for dumps, or None when nothing is dumped. Raises InvalidField."""
     return read_folder(DUMP_IR)
+
+
+def kernels() -> tuple[Path, ...]:
+    """The folders with prebuilt kernels. Raises InvalidField for one that does not exist."""
+    parts = [part for part in _read(KERNELS).split(os.pathsep) if part]
+    folders = tuple(Path(part).expanduser().absolute() for part in parts)
+    for folder in folders:
+        if not folder.is_dir():
+            raise InvalidField(KERNELS.name, str(folder), "existing folders, separated as in PATH", KERNELS.help)
+    return folders
+
+
+def cuda_library_folders() -> tuple[Path, ...]:
+    """Where CUDA's own variables say that its libraries lie; for messages, nothing is loaded from there."""
+    search = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if part]
+    toolkits = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    return (*map(Path, search), *(Path(toolkit) / "lib64" for toolkit in toolkits if toolkit))
 
 
 def verify() -> VerifyMode:

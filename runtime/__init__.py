@@ -9,9 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from liquidcp_runtime.cache import KernelCache as KernelCache
     from liquidcp_runtime.cpu_world import cpu as cpu
     from liquidcp_runtime.handles import handle_of as handle_of
     from liquidcp_runtime.kernel_faults import Faults as Faults
+    from liquidcp_runtime.kernel_warmup import warmup as warmup
     from liquidcp_runtime.link_model import LinkModel as LinkModel
     from liquidcp_runtime.loopback_world import loopback as loopback
     from liquidcp_runtime.ops import attention as attention
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
 
 #: public name -> module of this package
 _HOME: dict[str, str] = {
+    "KernelCache": "cache",
     "cpu": "cpu_world",
     "Faults": "kernel_faults",
     "LinkModel": "link_model",
+    "warmup": "kernel_warmup",
     "loopback": "loopback_world",
     "attention": "ops",
     "handle_of": "handles",

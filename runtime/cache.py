@@ -1,63 +1,88 @@
-"""Kernels by specification: generated, compiled and loaded once a process and device."""
+"""Kernels by specification: generated, built or found, and loaded once a process and device."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
+from liquidcp_runtime.bundle import Bundle
+from liquidcp_runtime.cubin_build import BuiltCubin, Origin, build_cubin
+from liquidcp_runtime.cubin_key import source_key
+from liquidcp_runtime.kernel_source import Emit as Emit
+from liquidcp_runtime.kernel_source import KernelSource, default_emit
 from liquidcp_runtime.module import LoadedKernel, arch_of, load_kernel
-from liquidcp_runtime.nvrtc import compile_cubin
 
 
-class KernelSource(Protocol):
-    """What the runtime needs to know of a generated kernel."""
+@dataclass(frozen=True, kw_only=True)
+class KernelCounts:
+    """How many kernels a :class:`KernelCache` has had compiled, and how many it found on disk and in bundles."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def num_threads(self) -> int: ...
-    @property
-    def smem_bytes(self) -> int: ...
-
-
-Emit = Callable[[KernelSpec], KernelSource]
-
-
-def default_emit() -> Emit:
-    """The code generator, found by name and on first use only.
-
-    The runtime does not depend on codegen: it takes any :data:`Emit`, and a process that is given one (or kernels that
-    are loaded already) never imports the generator.
-    """
-    return importlib.import_module("liquidcp_compiler.codegen.emitter").emit
+    compiled: int
+    from_disk: int
+    from_bundle: int
 
 
 class KernelCache:
-    """Loaded kernels of one process. ``emit`` generates what is missing; None takes :func:`default_emit`."""
+    """Loaded kernels of one process.
 
-    def __init__(self, emit: Emit | None = None) -> None:
+    Two kernels of one name and different sources are two kernels: what counts is the content.
+
+    Args:
+        emit: generates sources; None takes :func:`~liquidcp_runtime.kernel_source.default_emit`.
+        bundles: folders of prebuilt kernels, looked through in this order before the cache on disk; None takes
+            ``LIQUIDCP_KERNELS`` as it is when a kernel is first asked for. Raises InvalidField for one that is none.
+    """
+
+    def __init__(self, emit: Emit | None = None, *, bundles: Sequence[str | Path] | None = None) -> None:
         self._emit = emit
-        self._loaded: dict[tuple[KernelSpec, torch.device], LoadedKernel] = {}
+        self._bundles = None if bundles is None else tuple(Bundle.read(folder).folder for folder in bundles)
+        self._loaded: dict[tuple[str, torch.device], LoadedKernel] = {}
+        self._known: dict[tuple[KernelSpec, torch.device], LoadedKernel] = {}
+        self._built: dict[str, BuiltCubin] = {}
+
+    @property
+    def counts(self) -> KernelCounts:
+        """Where the kernels of this cache came from so far, one count a kernel and architecture."""
+        found = Counter(built.origin for built in self._built.values())
+        return KernelCounts(
+            compiled=found[Origin.COMPILED], from_disk=found[Origin.DISK], from_bundle=found[Origin.BUNDLE]
+        )
 
     def get(self, spec: KernelSpec, device: torch.device) -> LoadedKernel:
-        """The kernel for ``spec`` on ``device``. Raises CodegenError, NvrtcError, DriverError, OutOfResources."""
-        key = (spec, device)
-        if key not in self._loaded:
-            kernel = (self._emit or default_emit())(spec)
-            compiled = compile_cubin(kernel.source, kernel.headers, arch_of(device), name=f"{kernel.name}.cu")
-            self._loaded[key] = load_kernel(
-                compiled.cubin,
-                kernel.name,
-                num_threads=kernel.num_threads,
-                smem_bytes=kernel.smem_bytes,
-                device=device,
-            )
-        return self._loaded[key]
+        """The kernel for ``spec`` on ``device``.
+
+        Raises CodegenError, NvrtcError, DriverError, OutOfResources; InvalidField for a wrong folder or bundle.
+        """
+        known = (spec, device)
+        if known not in self._known:
+            kernel, arch = self.source(spec), arch_of(device)
+            key = (source_key(kernel, arch), device)
+            if key not in self._loaded:
+                self._loaded[key] = self._load(kernel, arch, device)
+            self._known[known] = self._loaded[key]
+        return self._known[known]
+
+    def source(self, spec: KernelSpec) -> KernelSource:
+        """The generated kernel for ``spec``. Raises CodegenError."""
+        return (self._emit or default_emit())(spec)
+
+    def build(self, kernel: KernelSource, arch: str) -> BuiltCubin:
+        """The cubin of ``kernel`` for ``arch``, built once; needs no GPU. Raises NvrtcError, InvalidField."""
+        key = source_key(kernel, arch)
+        if key not in self._built:
+            self._built[key] = build_cubin(kernel, arch, self._bundles)
+        return self._built[key]
+
+    def _load(self, kernel: KernelSource, arch: str, device: torch.device) -> LoadedKernel:
+        return load_kernel(
+            self.build(kernel, arch).cubin,
+            kernel.name,
+            num_threads=kernel.num_threads,
+            smem_bytes=kernel.smem_bytes,
+            device=device,
+        )

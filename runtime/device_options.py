@@ -22,6 +22,7 @@ class DeviceOptions:
         ctas_per_rank: CTAs of each rank; None: as many as run at once. More than that is refused.
         heap_bytes: size of each rank's symmetric heap (its page, and four staging slots of keys and values that peers
             pull), fixed from the start; None: it grows with the plans.
+        bundles: folders of prebuilt kernels to look through first; None takes LIQUIDCP_KERNELS.
         sm_margin: streaming multiprocessors left free, for NCCL kernels beside ours.
         wait_budget: seconds that a wait inside a kernel may last for something that is on its way.
         entry_budget: seconds that it may last for a peer that may not have been launched yet.
@@ -36,6 +37,7 @@ class DeviceOptions:
     num_comm_ctas: int | None = None
     ctas_per_rank: int | None = None
     heap_bytes: int | None = None
+    bundles: tuple[str, ...] | None = None
     sm_margin: int = 0
     wait_budget: float = DEFAULT_WAIT_BUDGET
     entry_budget: float = DEFAULT_ENTRY_BUDGET

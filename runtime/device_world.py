@@ -51,7 +51,7 @@ class DeviceWorld:
     ) -> None:
         self.world_size, self.device, self.options = world_size, device, options
         self.first_rank, self.num_ranks = first_rank, world_size if num_ranks is None else num_ranks
-        self._kernels = KernelCache(self._emit(emit))
+        self.kernels = KernelCache(self._emit(emit), bundles=options.bundles)
         self._order = StreamOrder(device) if order is None else order
         self.control = Control(self.num_ranks, device)
         self.heap = SymmetricHeap(self.num_ranks, world_size, device, options.heap_bytes)
@@ -71,7 +71,7 @@ class DeviceWorld:
 
     def kernel(self, spec: KernelSpec) -> LoadedKernel:
         """The kernel for a specification, compiled and loaded on first use."""
-        return self._kernels.get(spec, self.device)
+        return self.kernels.get(spec, self.device)
 
     def warmup(self, plans: Sequence[Plan]) -> None:
         """Compile and load the kernels of ``plans``, copy them to the device and make room for the largest.

@@ -6,13 +6,17 @@ is needed; the library comes from the ``nvidia-cuda-nvrtc-cu12`` package.
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from liquidcp_compiler.errors import InvalidField, NvrtcError
+from liquidcp_compiler.options import cuda_library_folders
 from liquidcp_runtime import driver_api
 
 # Options of every compilation. `-v` makes ptxas put registers and spills in the log; precompiled headers stay
@@ -62,6 +66,11 @@ def library_path() -> str:
         return "(unknown path)"
 
 
+def compile_flags(arch: str, options: Sequence[str] = ()) -> tuple[str, ...]:
+    """Every option that NVRTC is given, in order."""
+    return (f"--gpu-architecture={arch}", *BASE_OPTIONS, *options)
+
+
 def check_arch(arch: str) -> None:
     """Raise InvalidField for a malformed ``arch``, NvrtcError for one that this NVRTC cannot compile for."""
     match = _ARCH.fullmatch(arch)
@@ -73,8 +82,22 @@ def check_arch(arch: str) -> None:
     least = f", and {arch} needs NVRTC {needed[0]}.{needed[1]}" if version < needed else ""
     raise NvrtcError(
         f"NVRTC {version[0]}.{version[1]} at {library_path()} cannot compile for {arch}: the newest it "
-        f"knows is sm_{known[-1]}{least}; upgrade nvidia-cuda-nvrtc-cu12 or choose another arch"
+        f"knows is sm_{known[-1]}{least}; upgrade nvidia-cuda-nvrtc-cu12 or choose another arch{_others()}"
     )
+
+
+def other_libraries() -> tuple[str, ...]:
+    """Paths of the NVRTC libraries on this machine besides the one in use, in the order that they are looked for."""
+    folders = [*cuda_library_folders(), *map(Path, glob.glob("/usr/local/cuda*/lib64"))]
+    folders += [Path(folder) for root in sys.path for folder in glob.glob(f"{root}/nvidia/*/lib")]
+    found = [path for folder in folders for path in sorted(folder.glob("libnvrtc.so*"))]
+    real = dict.fromkeys(os.path.realpath(path) for path in found)
+    return tuple(path for path in real if path != os.path.realpath(library_path()))
+
+
+def _others() -> str:
+    others = other_libraries()
+    return f". Other NVRTC libraries found: {', '.join(others)}; see to it that one is loaded first" if others else ""
 
 
 def compile_cubin(
@@ -96,7 +119,7 @@ def compile_cubin(
     _check_names(name, headers)
     _check_options(options)
     check_arch(arch)
-    flags = (f"--gpu-architecture={arch}", *BASE_OPTIONS, *options)
+    flags = compile_flags(arch, options)
     program = driver_api.call(
         "nvrtcCreateProgram",
         source.encode(),

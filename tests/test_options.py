@@ -61,6 +61,27 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         options.dump_ir()
 
 
+def test_folders_are_separated_as_in_path(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with options.scope(KERNELS=None):
+        assert options.kernels() == ()
+    with options.scope(KERNELS=os.pathsep.join(("", str(tmp_path / "two"), str(tmp_path / "one")))):
+        assert options.kernels() == (tmp_path / "two", tmp_path / "one")
+    with options.scope(KERNELS=str(tmp_path / "three")), pytest.raises(InvalidField, match="LIQUIDCP_KERNELS"):
+        options.kernels()
+
+
+def test_no_home_folder_names_the_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with options.scope(CACHE_DIR=None), pytest.raises(InvalidField, match="LIQUIDCP_CACHE_DIR"):
+        options.cache_dir()
+
+
 def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIQUIDCP_VERFY", "off")
     with pytest.raises(InvalidField, match="LIQUIDCP_VERFY.*LIQUIDCP_VERIFY"):

@@ -13,6 +13,7 @@ from liquidcp_compiler import __version__
 from liquidcp_compiler.cli.demo import demo
 from liquidcp_compiler.cli.doctor import doctor
 from liquidcp_compiler.cli.dump import dump
+from liquidcp_compiler.cli.kernels import kernels
 from liquidcp_compiler.cli.opt import opt
 from liquidcp_compiler.cli.place import CONTEXT as PLACE_CONTEXT
 from liquidcp_compiler.cli.place import place_command
@@ -39,6 +40,7 @@ app.command("dump")(dump)
 app.command("run")(run_command)
 app.command("opt")(opt)
 app.command("doctor")(doctor)
+app.add_typer(kernels, name="kernels")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from importlib import metadata
@@ -59,7 +60,9 @@ def _nvrtc() -> dict[str, Any]:
     from liquidcp_runtime import nvrtc
 
     version = ".".join(map(str, nvrtc.nvrtc_version()))
-    return {"version": version, "archs": list(nvrtc.supported_archs()), "path": nvrtc.library_path()}
+    found = {"version": version, "archs": list(nvrtc.supported_archs()), "path": nvrtc.library_path()}
+    others = nvrtc.other_libraries()
+    return {**found, "not_loaded": list(others)} if others else found
 
 
 def _driver() -> str:
@@ -93,6 +96,7 @@ def _options() -> dict[str, str]:
     return {
         options.CACHE_DIR.name: str(options.read_folder(options.CACHE_DIR) or "unset"),
         options.DUMP_IR.name: str(options.dump_ir() or "unset"),
+        options.KERNELS.name: os.pathsep.join(map(str, options.kernels())) or "unset",
         options.VERIFY.name: options.verify(),
     }
 

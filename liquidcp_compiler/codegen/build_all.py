@@ -3,7 +3,7 @@
     python -m liquidcp_compiler.codegen.build_all OUT [--nvcc /usr/local/cuda/bin/nvcc]
 
 ``OUT`` receives one self-contained .cu a kernel and, with ``--nvcc``, a cubin for each architecture and a table of what
-each costs. Fails if one does not compile or spills.
+each costs. Fails if one does not compile, spills or has an advisory that ``ir/ptxas_log.py`` refuses.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from liquidcp_compiler.codegen.emitter import GeneratedKernel, emit
 from liquidcp_compiler.codegen.support import DTYPES, HEAD_DIMS, MASKS
-from liquidcp_compiler.errors import CodegenError
+from liquidcp_compiler.errors import CodegenError, KernelCostError
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.problem import DType
+from liquidcp_compiler.ir.ptxas_log import refused_advisories
 
 #: Architecture of a cubin -> options that name it (the ``-arch`` shorthand also compiles for plain sm_90).
 ARCH_OPTIONS: dict[str, str] = {
@@ -46,7 +47,10 @@ def specs() -> Iterator[KernelSpec]:
 
 
 def compile_with_nvcc(kernel: GeneratedKernel, source: Path, arch: str, nvcc: str) -> str:
-    """Compile one file to ``<source>.<arch>.cubin``; returns a line on its cost. Raises CodegenError."""
+    """Compile one file to ``<source>.<arch>.cubin``; returns a line on its cost.
+
+    Raises CodegenError; KernelCostError for a kernel that must not be shipped.
+    """
     cubin = source.with_suffix(f".{arch}.cubin")
     command = [nvcc, "-std=c++20", ARCH_OPTIONS[arch], "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -54,7 +58,9 @@ def compile_with_nvcc(kernel: GeneratedKernel, source: Path, arch: str, nvcc: st
     if done.returncode or spills is None or registers is None:
         raise CodegenError(f"{kernel.name} does not compile for {arch}:\n{done.stderr}")
     if spills.groups() != ("0", "0"):
-        raise CodegenError(f"{kernel.name} spills on {arch}: {spills.group()}")
+        raise KernelCostError(kernel.name, arch, spills.group())
+    if advisories := refused_advisories(done.stderr):
+        raise KernelCostError(kernel.name, arch, "; ".join(advisories))
     return f"{kernel.name}  {arch}  {registers[1]} registers  {kernel.smem_bytes} bytes of shared memory"
 
 

@@ -207,6 +207,7 @@ def test_doctor_is_content_without_a_gpu(cli) -> None:
     done = cli("doctor")
     assert done.code == 0
     assert "LIQUIDCP_CACHE_DIR" in done.out
+    assert "LIQUIDCP_KERNELS" in done.out
     data = cli("doctor", "--json").json()
     assert data["problems"] == []
     assert 90 in data["nvrtc"]["archs"]

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from liquidcp_compiler.codegen import emitter
+from liquidcp_compiler.codegen.build_all import compile_with_nvcc, specs
 from liquidcp_compiler.codegen.build_all import main as build_all
-from liquidcp_compiler.codegen.build_all import specs
 from liquidcp_compiler.codegen.emitter import CONFIG_HEADER, LAYOUT_HEADER, emit, static_headers
-from liquidcp_compiler.errors import CodegenError, NvrtcError
+from liquidcp_compiler.errors import CodegenError, KernelCostError, NvrtcError
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.layout import LAYOUT_HASH, MaskKind
 from liquidcp_compiler.ir.problem import DType
@@ -72,6 +72,30 @@ def test_every_supported_kernel_has_its_own_name() -> None:
 def test_build_all_writes_every_kernel(tmp_path) -> None:
     build_all([str(tmp_path)])
     assert {p.stem for p in tmp_path.glob("*.cu")} == {spec.name for spec in specs()}
+
+
+PTXAS = "ptxas info    : {} bytes spill stores, 0 bytes spill loads\nptxas info    : Used 168 registers\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "cost"),
+    [
+        (PTXAS.format(0), None),
+        (PTXAS.format(8), "8 bytes spill stores"),
+        (f"ptxas info    : (C7510) Potential Performance Loss: wgmma is serialized\n{PTXAS.format(0)}", "C7510"),
+    ],
+)
+def test_build_all_refuses_kernels_that_lose_speed(tmp_path, log: str, cost: str | None) -> None:
+    (tmp_path / "log").write_text(log)
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(f"#!/bin/sh\ncat {tmp_path}/log >&2\n")
+    compiler.chmod(0o755)
+    kernel = emit(READY)
+    if cost is None:
+        assert "168 registers" in compile_with_nvcc(kernel, tmp_path / "kernel.cu", "sm_90a", str(compiler))
+        return
+    with pytest.raises(KernelCostError, match=f"{kernel.name} for sm_90a .*{cost}"):
+        compile_with_nvcc(kernel, tmp_path / "kernel.cu", "sm_90a", str(compiler))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Compile kernels into a bundle, and refuse those that must not be shipped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.ir.kernel_spec import KernelSpec
+from liquidcp_runtime import nvrtc
+from liquidcp_runtime.bundle import Bundle, BundledKernel, write_bundle
+from liquidcp_runtime.cubin_build import compile_kernel
+from liquidcp_runtime.cubin_key import source_key
+from liquidcp_runtime.kernel_cost import check_shipped, kernel_cost
+from liquidcp_runtime.kernel_source import Emit, default_emit
+
+
+def build_bundle(
+    folder: Path,
+    specs: Iterable[KernelSpec],
+    archs: Sequence[str],
+    *,
+    emit: Emit | None = None,
+) -> Bundle:
+    """Compile every kernel of ``specs`` for every one of ``archs``, anew and with its log, and write the bundle.
+
+    Nothing is written unless all kernels pass. Raises KernelCostError for one that spills or lost speed; InvalidField,
+    CodegenError, NvrtcError, OSError.
+    """
+    if not archs:
+        raise InvalidField("archs", list(archs), "at least one architecture, e.g. sm_90a")
+    for arch in archs:
+        nvrtc.check_arch(arch)
+    make = emit or default_emit()
+    built = [_build(spec, arch, make) for spec in dict.fromkeys(specs) for arch in dict.fromkeys(archs)]
+    if not built:
+        raise InvalidField("specs", [], "at least one kernel")
+    return write_bundle(folder, built)
+
+
+def _build(spec: KernelSpec, arch: str, emit: Emit) -> tuple[BundledKernel, bytes]:
+    kernel = emit(spec)
+    compiled = compile_kernel(kernel, arch)
+    cost = kernel_cost(compiled.cubin, kernel.name)
+    check_shipped(kernel.name, arch, cost, compiled.log)
+    bundled = BundledKernel(
+        name=kernel.name,
+        arch=arch,
+        source_key=source_key(kernel, arch),
+        nvrtc=".".join(map(str, compiled.nvrtc_version)),
+        size=len(compiled.cubin),
+        sha256=hashlib.sha256(compiled.cubin).hexdigest(),
+        num_threads=kernel.num_threads,
+        smem_bytes=kernel.smem_bytes,
+        resources=cost,
+        spec=spec.to_json(),
+    )
+    return bundled, compiled.cubin
