@@ -12,9 +12,12 @@ RELEASES = ("release", "acq_rel")
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """Its result is the value read (before the update, if it updates), or None."""
+    """Its result is the value read (before the update, if it updates), or None.
 
-    kind: str  # load, store, update, choose, fence
+    Kinds: load, store, update, fence, choose (one of the options), any_of (one of the options, which are operations).
+    """
+
+    kind: str
     word: str = ""
     order: str = "relaxed"
     text: str = ""
@@ -59,6 +62,11 @@ def choose(*options: Any) -> Op:
     return Op("choose", order="", text="choose", options=options)
 
 
+def any_of(*options: Op) -> Op:
+    """The first that need not wait, or any if there are several; its result is (which one, its result)."""
+    return Op("any_of", order="", text=" or ".join(map(str, options)), options=options)
+
+
 def fence() -> Op:
     return Op("fence", order="acq_rel")
 
@@ -76,6 +84,15 @@ class Memory:
         raise NotImplementedError
 
     def step(self, memory: Any, view: Any, op: Op) -> Iterator[tuple[Any, Any, Any]]:
+        if op.kind == "choose":
+            yield from ((memory, view, option) for option in op.options)
+        elif op.kind == "any_of":
+            for which, option in enumerate(op.options):
+                yield from ((*after, (which, result)) for *after, result in self.step(memory, view, option))
+        else:
+            yield from self.access(memory, view, op)
+
+    def access(self, memory: Any, view: Any, op: Op) -> Iterator[tuple[Any, Any, Any]]:
         raise NotImplementedError
 
 
@@ -89,9 +106,9 @@ class Sequential(Memory):
     def latest(self, memory: Any, word: str) -> Any:
         return memory[self.places[word]]
 
-    def step(self, memory: Any, view: Any, op: Op) -> Iterator[tuple[Any, Any, Any]]:
-        if op.kind in ("choose", "fence"):
-            yield from ((memory, view, option) for option in op.options or (None,))
+    def access(self, memory: Any, view: Any, op: Op) -> Iterator[tuple[Any, Any, Any]]:
+        if op.kind == "fence":
+            yield memory, view, None
             return
         place = self.places[op.word]
         old = memory[place]
@@ -118,9 +135,9 @@ class ReleaseAcquire(Memory):
 
     A store carries a view along: the writer's own if it releases, else that of the writer's last fence; an update also
     passes on the view of the store that it read. A load that acquires joins the view it finds with its program's, a
-    relaxed one leaves that to a later fence. So a relaxed load may read any store that nothing says is outdated, late or
-    never, which is what a missing release or acquire leads to. Stores of one word are ordered as they happen, and a
-    load is never later than a store behind it in its program.
+    relaxed one leaves that to a later fence. So a load may read any store that nothing it knows of says is outdated,
+    which is what a missing release or acquire leads to. Stores of one word are ordered as they happen, and a load is
+    never later than a store behind it in its program.
     """
 
     def __init__(self, words: dict[str, Any]) -> None:
@@ -132,11 +149,9 @@ class ReleaseAcquire(Memory):
     def latest(self, memory: Any, word: str) -> Any:
         return memory[self.places[word]][-1][0]
 
-    def step(self, memory: Any, view: Any, op: Op) -> Iterator[tuple[Any, Any, Any]]:
-        now, acquired, released = view
-        if op.kind == "choose":
-            yield from ((memory, view, option) for option in op.options)
-        elif op.kind == "fence":
+    def access(self, memory: Any, view: Any, op: Op) -> Iterator[tuple[Any, Any, Any]]:
+        now, acquired, _ = view
+        if op.kind == "fence":
             now = join(now, acquired)
             yield memory, (now, now, now), None
         elif op.kind == "store":
