@@ -144,7 +144,7 @@ def test_a_missing_release_or_acquire_is_found(bug: str) -> None:
 def test_the_max_is_there_to_lift_the_prefix_into_the_epoch() -> None:
     """Slots are taken in order, so that as many adds as insertions so far never count a slot that is empty: in a word
     of this epoch an atomic add would do as well."""
-    outcome = explore(publish(2, (0, 1, 2), 3, ReleaseAcquire, "the prefix is added to", fresh=True))
+    outcome = explore(publish(2, (0, 1, 2), 2, ReleaseAcquire, "the prefix is added to", fresh=True))
     assert outcome.fault is None, outcome
 
 
