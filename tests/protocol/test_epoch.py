@@ -59,7 +59,6 @@ def epochs(grid: int, launches: int, bug: str = "", memory: type[Memory] = Seque
 @pytest.mark.parametrize(("sizes", "model"), [
     ("2 CTAs, 3 launches", lambda: epochs(2, 3)),
     ("3 CTAs, 3 launches", lambda: epochs(3, 3)),
-    pytest.param("4 CTAs, 2 launches", lambda: epochs(4, 2), marks=pytest.mark.slow),
     ("2 CTAs, 2 launches, release-acquire", lambda: epochs(2, 2, memory=ReleaseAcquire)),
 ])  # fmt: skip
 def test_every_launch_has_its_epoch(sizes: str, model: Callable[[], Model]) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.protocol.documented import documented_states
 from tests.protocol.explorer import Model, check, explore
-from tests.protocol.memory import Memory, Op, ReleaseAcquire, Sequential, add, load, store, update, wait
-from tests.protocol.words import Word, value_of
+from tests.protocol.memory import Memory, ReleaseAcquire, Sequential, add, load, store, wait
+from tests.protocol.words import Word, count
 
 BEING_WRITTEN = "being written"
 
@@ -54,11 +54,6 @@ def slot(rank: int, epoch: int, tile: int) -> str:
     return f"slot[{rank}][{epoch % 2}][{tile}]"
 
 
-def count(word: str, epoch: int, order: str = "relaxed") -> Op:
-    """``take_ticket`` in one step; the epoch model has both."""
-    return update("count in", word, lambda old: (epoch, value_of(old, epoch) + 1), order)
-
-
 def enter(world: World, rank: int, epoch: int) -> Any:
     yield wait(f"left[{rank}]", lambda n: n >= (epoch - 1) * world.ctas)
     needed = epoch - (3 if world.bug == "waits for DONE of e - 3" else 2)
@@ -71,13 +66,13 @@ def enter(world: World, rank: int, epoch: int) -> Any:
 
 
 def stage(world: World, rank: int, epoch: int) -> Any:
-    tile = value_of((yield count(f"stage tickets[{rank}]", epoch)), epoch)
+    tile = yield from count(f"stage tickets[{rank}]", epoch)
     if tile >= world.num_tiles(rank):
         return pull, world, rank, epoch
     yield store(slot(rank, epoch, tile), BEING_WRITTEN)
     yield store(slot(rank, epoch, tile), (epoch, tile, world.plan(rank, epoch)))
     order = "relaxed" if world.bug == "staged tiles are counted without a release" else "acq_rel"
-    before = value_of((yield count(f"staged[{rank}]", epoch, order)), epoch)
+    before = yield from count(f"staged[{rank}]", epoch, order)
     if before == (0 if world.bug == "the first stager sets READY" else world.tiles - 1):
         yield store(world.ready(rank, epoch), (epoch, world.plan(rank, epoch)), "release")
     return stage, world, rank, epoch
@@ -92,7 +87,7 @@ def send_done(world: World, rank: int, epoch: int) -> Any:
 
 
 def pull(world: World, rank: int, epoch: int) -> Any:
-    ticket = value_of((yield count(f"pull tickets[{rank}]", epoch)), epoch)
+    ticket = yield from count(f"pull tickets[{rank}]", epoch)
     transfers = world.transfers(rank)
     if not transfers and ticket == 0 and world.bug != "no DONE of a rank without transfers":
         yield from send_done(world, rank, epoch)
@@ -109,7 +104,7 @@ def pull(world: World, rank: int, epoch: int) -> Any:
         seen = yield load(slot(owner, epoch, tile))
         wanted = (epoch, tile, world.plan(rank, epoch))
         check(seen == wanted, f"rank {rank} reads {seen} of rank {owner} instead of {wanted}")
-    before = value_of((yield count(f"pulled[{rank}]", epoch, "acq_rel")), epoch)
+    before = yield from count(f"pulled[{rank}]", epoch, "acq_rel")
     if before == len(transfers) - 1 and not early:
         yield from send_done(world, rank, epoch)
     return pull, world, rank, epoch
