@@ -19,7 +19,7 @@ class SymmetricHeap:
         heap_bytes: size of a rank's heap, fixed from the start; None: slots grow with the plans, which only ranks in
             one process can agree on.
 
-    Attributes: ``pages`` int64 [num_pages, PAGE_WORDS], which never move: READY, and one DONE a reader; ``stage`` uint8
+    Attributes: ``pages`` int64 [num_pages, PAGE_WORDS], which never move: READY of each slot, and one DONE a reader; ``stage`` uint8
     [num_stages, 2 (k, v), 2 (slots by parity of the epoch), bytes].
     """
 
@@ -42,7 +42,7 @@ class SymmetricHeap:
 
     def recover(self, epoch: int) -> None:
         """Make every reader done with all launches before ``epoch``, and nobody ready."""
-        self.pages[:, 0] = 0
+        self.pages[:, :2] = 0
         self.pages[:, PAGE_DONE:] = (epoch - 1) << 32 | 1
 
     def _allocate(self, num_stages: int, slot_bytes: int) -> Tensor:

@@ -69,7 +69,7 @@ class TraceKind(IntEnum):
     WAIT = 5  #: looking for a task that can be claimed
 
 
-#: Words of a rank's page in the symmetric heap: READY, then one DONE a reader, 128 bytes apart from READY.
+#: Words of a rank's page in the symmetric heap: a READY for each slot, then one DONE a reader, 128 bytes apart from them.
 PAGE_WORDS = 32
 PAGE_DONE = 16
 
@@ -163,7 +163,7 @@ PEER_PARAMS = LaunchStruct(
     "PeerParams",
     "What a rank shows to its peers: the part of its symmetric heap that they read and write.",
     (
-        Param("page", "u64*", "READY, and from word PAGE_DONE on one DONE a reader"),
+        Param("page", "u64*", "READY by parity of the epoch, and from word PAGE_DONE on one DONE a reader"),
         Param("stage_k", "void*", "staged keys E [local tokens, num_heads_kv, HEAD_DIM], by parity of the epoch", 2),
         Param("stage_v", "void*", "staged values", 2),
     ),

@@ -87,7 +87,7 @@ def test_recovery_starts_an_epoch_in_which_everybody_is_done() -> None:
     heap.recover(control.recover())
     assert control.words.tolist() == [9, 0, 0]
     assert int(control.error_block()["code"][0]) == 0
-    assert heap.pages[:, 0].tolist() == [0, 0]
+    assert heap.pages[:, :2].tolist() == [[0, 0], [0, 0]]
     assert (heap.pages[:, PAGE_DONE:] == (8 << 32 | 1)).all()
 
 

@@ -1,9 +1,10 @@
 #pragma once
 // READY and DONE: what ranks tell each other about the inputs of a launch, in pages that peers read and write.
 //
-// READY of an owner = epoch and a mark of its plan: its keys and values of this launch are staged. DONE of a reader, one
-// word for each owner and reader, = epoch: the reader has pulled all that it needs. An owner has two slots to stage in,
-// by parity of the epoch, and stages in epoch e when every reader is done with e - 2.
+// An owner has two slots to stage in, by parity of the epoch, and a READY for each = epoch and a mark of the plan: keys
+// and values of that launch are staged. DONE of a reader, one word for each owner and reader, = epoch: the reader has
+// pulled all that it needs. An owner stages in epoch e when every reader is done with e - 2, so a READY says e for as
+// long as its slot holds what was staged in e.
 #include <liquidcp/sync/faults.cuh>
 
 namespace liquidcp {
@@ -15,17 +16,17 @@ LIQUIDCP_DEVICE u32 plan_mark(const PlanView& plan) { return static_cast<u32>(pl
 LIQUIDCP_DEVICE void publish_ready(const Watch& watch, const PlanView& plan) {
   fault_delay(watch, DelayPoint::SIGNAL);
   if (fault_drops(watch, FaultKind::READY, 0)) return;
-  ptx::st_release_sys(watch.params.peers[watch.rank].page, tagged(watch.epoch, plan_mark(plan)));
+  u64* ready = watch.params.peers[watch.rank].page + (watch.epoch & 1);
+  ptx::st_release_sys(ready, tagged(watch.epoch, plan_mark(plan)));
 }
 
-// One thread. Has the peer staged, and for the same plan? A peer that is one launch ahead has not touched this launch's
-// slot: it waits for our DONE before it does.
+// One thread. Has the peer staged, and for the same plan?
 LIQUIDCP_DEVICE bool wait_ready(const Watch& watch, const PlanView& plan, i32 peer) {
   fault_delay(watch, DelayPoint::WAIT);
-  const u64* word = watch.params.peers[peer].page;
+  const u64* word = watch.params.peers[peer].page + (watch.epoch & 1);
   const u64 seen = watch.wait_for_entry(word, tagged(watch.epoch, 1), ErrorCode::READY, peer);
   if (seen == 0) return false;
-  if (!is_current(seen, watch.epoch) || static_cast<u32>(seen) == plan_mark(plan)) return true;
+  if (static_cast<u32>(seen) == plan_mark(plan)) return true;
   watch.fail(ErrorCode::FINGERPRINT, peer, 0, plan_mark(plan), static_cast<u32>(seen), 0);
   return false;
 }
