@@ -19,7 +19,7 @@ class SymmetricHeap:
         heap_bytes: size of a rank's heap, fixed from the start; None: slots grow with the plans, which only ranks in
             one process can agree on.
 
-    Attributes: ``pages`` int64 [num_pages, PAGE_WORDS], which never move: READY of each slot, and one DONE a reader; ``stage`` uint8
+    Attributes: ``pages`` int64 [num_pages, PAGE_WORDS], which never move: READYs and DONEs; ``stage`` uint8
     [num_stages, 2 (k, v), 2 (slots by parity of the epoch), bytes].
     """
 

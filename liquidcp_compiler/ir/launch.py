@@ -69,7 +69,7 @@ class TraceKind(IntEnum):
     WAIT = 5  #: looking for a task that can be claimed
 
 
-#: Words of a rank's page in the symmetric heap: a READY for each slot, then one DONE a reader, 128 bytes apart from them.
+#: Words of a rank's page in the symmetric heap: a READY for each slot, then one DONE a reader, on a line of their own.
 PAGE_WORDS = 32
 PAGE_DONE = 16
 
