@@ -34,7 +34,6 @@ from liquidcp_compiler.ir.layout import (
     LAYOUT_HASH,
     WIRE_TYPES,
     Descriptor,
-    MaskKind,
 )
 from liquidcp_compiler.version import __version__
 
@@ -111,7 +110,6 @@ def emit(spec: KernelSpec, *, faults: bool = False, trace: bool = False) -> Gene
         num_threads=num_threads(spec),
         smem_bytes=smem_bytes(spec),
         fp16=spec.dtype.value == "fp16",
-        causal=spec.mask == MaskKind.CAUSAL,
     )
     source = _template("kernel.cu.j2").render(name=name, version=__version__, facts=_facts(spec, variant))
     return GeneratedKernel(

@@ -7,9 +7,9 @@ from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.layout import MaskKind
 
 DTYPES = ("bf16", "fp16")
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = tuple(range(64, 257, 16))
 BLOCK_SIZES = (64, 128)
-MASKS = (MaskKind.CAUSAL, MaskKind.FULL)
+MASKS = tuple(kind for kind in MaskKind if kind != MaskKind.NONE)
 
 
 def check_spec(spec: KernelSpec) -> None:
@@ -20,8 +20,7 @@ def check_spec(spec: KernelSpec) -> None:
     _require("block_kv", spec.block_kv, BLOCK_SIZES)
     if spec.mask not in MASKS:
         _require("mask", spec.mask.name.lower(), tuple(m.name.lower() for m in MASKS))
-    for name in ("softcap", "reductions"):
-        _require(name, getattr(spec, name), (False,))
+    _require("reductions", spec.reductions, (False,))
 
 
 def _require(field: str, value: object, supported: tuple[object, ...]) -> None:
@@ -38,10 +37,17 @@ def num_threads(spec: KernelSpec) -> int:
 
 
 def kv_step(spec: KernelSpec) -> int:
-    """Rows of a KV tile in shared memory at a time: with 64, two CTAs' worth fits an sm_90 and one an sm_86."""
-    return min(spec.block_kv, 64)
+    """Rows of a KV tile in shared memory at a time. With 64 scores a row, accumulators of more than 128 columns spill."""
+    return 64 if spec.head_dim <= 128 else 32
+
+
+def smem_row_bytes(spec: KernelSpec) -> int:
+    """Bytes from a row in shared memory to the next: rows of a multiple of 8 chunks of 16 bytes are swizzled, others
+    padded to an odd number of chunks."""
+    chunks = spec.head_dim * 2 // 16
+    return 16 * (chunks if chunks % 8 == 0 else chunks | 1)
 
 
 def smem_bytes(spec: KernelSpec) -> int:
     """Dynamic shared memory of a CTA: the query tile, and two steps each of K and V."""
-    return (spec.block_q + 4 * kv_step(spec)) * spec.head_dim * 2
+    return (spec.block_q + 4 * kv_step(spec)) * smem_row_bytes(spec)

@@ -3,6 +3,9 @@
 
 namespace liquidcp {
 
+constexpr f32 LOG2_E = 1.4426950408889634f;
+constexpr f32 LN_2 = 0.6931471805599453f;
+
 LIQUIDCP_DEVICE f32 neg_inf() { return __int_as_float(0xff800000); }
 
 // Over the four lanes that hold one row of an accumulator.

@@ -14,6 +14,7 @@ using u64 = unsigned long long;
 using f32 = float;
 
 constexpr u32 FULL_WARP = 0xffffffffu;
+constexpr i32 MAX_I32 = 0x7fffffff;
 
 LIQUIDCP_DEVICE constexpr i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 LIQUIDCP_DEVICE constexpr i32 min_of(i32 a, i32 b) { return a < b ? a : b; }

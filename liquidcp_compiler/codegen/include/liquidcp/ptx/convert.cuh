@@ -10,6 +10,12 @@ LIQUIDCP_DEVICE f32 ex2(f32 x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 / x to one unit in the last place; of +inf it is 0.
+LIQUIDCP_DEVICE f32 rcp(f32 x) {
+  f32 y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // Two floats, rounded to nearest even, `lo` in the low half.
 LIQUIDCP_DEVICE u32 cvt_f16x2(f32 lo, f32 hi) {
   u32 r;

@@ -106,8 +106,23 @@ class Accumulator {
     }
   }
 
+  // One more key, of score `sink` and value 0. Only here, where rows are finished: it counts once.
+  LIQUIDCP_DEVICE void add_sink(Partial& partial, f32 sink) const {
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      const MergeWeights w = merge_weights(partial.lse[r], sink);
+      partial.lse[r] = w.lse;
+#pragma unroll
+      for (i32 n = 0; n < OUT_TILES; ++n) {
+#pragma unroll
+        for (i32 e = 2 * r; e < 2 * r + 2; ++e) partial.out[n][e] = merge(w, partial.out[n][e], 0.0f);
+      }
+    }
+  }
+
   // Finished rows, through this warp's own rows of the query tile (which it has in registers), to store 16 bytes a lane.
-  LIQUIDCP_DEVICE void write_rows(const Partial& partial, u32 smem_q) const {
+  LIQUIDCP_DEVICE void write_rows(Partial& partial, u32 smem_q) const {
+    if (context_.rank.sinks != nullptr) add_sink(partial, context_.rank.sinks[head_]);
     if ((lane_ & 3) == 0) {
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) {
@@ -130,8 +145,9 @@ class Accumulator {
     for (i32 i = 0; i < 16 * ROW_CHUNKS / 32; ++i) {
       const i32 row = first_row_ + (i * 32 + lane_) / ROW_CHUNKS, chunk = (i * 32 + lane_) % ROW_CHUNKS;
       if (row >= tile_.rows) continue;
-      const i64 out_row = static_cast<i64>(tile_.token + row) * context_.params.num_heads_q + head_;
-      ptx::st_v4(static_cast<u8*>(context_.rank.out) + out_row * ROW_BYTES + chunk * 16,
+      const i64 element = (static_cast<i64>(tile_.token) + row) * context_.rank.out_token_stride +
+                          head_ * context_.rank.out_head_stride;
+      ptx::st_v4(static_cast<u8*>(context_.rank.out) + element * ELEMENT_BYTES + chunk * 16,
                  ptx::ld_shared_v4(chunk_address(smem_q, row, chunk)));
     }
   }

@@ -2,6 +2,7 @@
 // Attention of one query tile and head over the KV tiles of a claim. Portable: mma.sync and cp.async, sm_80 and up.
 #include <liquidcp/attention/mask.cuh>
 #include <liquidcp/attention/online_softmax.cuh>
+#include <liquidcp/attention/softcap.cuh>
 #include <liquidcp/tasks/accumulator.cuh>
 #include <liquidcp/tasks/kv_walk.cuh>
 
@@ -21,9 +22,11 @@ class ComputeTask {
   // Whole CTA. False: the launch is given up.
   LIQUIDCP_DEVICE bool run() const {
     const u64 begin = trace_begin();
+    const KvWalk walk(context_, row_, queries(), head_ / context_.params.qheads_per_kvhead, claim_.lo, claim_.hi);
+    if (warp_ == 0) walk.start();
     if (!__syncthreads_and(wait_for_tiles())) return false;
     Partial partial;
-    attend(partial);
+    attend(walk, partial);
     const i32 contributions = max_of(claim_.hi - claim_.lo, 1);
     context_.record(TraceKind::COMPUTE, claim_.row, claim_.unit, begin);
     const u64 merge_begin = trace_begin();
@@ -47,67 +50,70 @@ class ComputeTask {
   }
 
   // Two buffers each for K and V. K of the next step is on its way during this step's scores, V during its product.
-  LIQUIDCP_DEVICE void attend(Partial& partial) const {
+  LIQUIDCP_DEVICE void attend(const KvWalk& walk, Partial& partial) const {
     SoftmaxRows rows;
     for (auto& tile : partial.out) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
-    KvWalk walk(context_, row_, head_ / context_.params.qheads_per_kvhead, claim_.lo, claim_.hi);
-    if (walk.more()) {
-      KvStep step = walk.take();
+    if (walk.has(0)) {
       start_q();
-      start_k(step, walk.stride(), 0);
+      start_k(walk.step(0), 0);
       ptx::cp_async_commit();
-      start_v(step, walk.stride(), 0);
+      start_v(walk.step(0), 0);
       ptx::cp_async_commit();
       ptx::cp_async_wait<1>();
       __syncthreads();
-      u32 q[QK_STEPS][4];
-      load_q(q, context_.smem + SMEM_Q, warp_ * 16, lane_);
-      for (u32 buffer = 0;; buffer ^= 1) {
-        const bool more = walk.more();
-        const KvStep next = more ? walk.take() : step;
+      QueryOperands q(context_.smem + SMEM_Q, warp_ * 16, lane_);
+      q.load();
+      const SequenceDesc& sequence = context_.plan.sequences()[row_.sequence];
+      const RowsMask mask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, queries(), warp_ * 16,
+                          lane_);
+      const ScoreScale scale(context_.params);
+      for (i32 i = 0;; ++i) {
+        const u32 buffer = i & 1;
         ptx::cp_async_wait<1>();  // K of this step
         __syncthreads();          // also: all warps are done with the other K buffer
-        if (more) start_k(next, walk.stride(), buffer ^ 1);
+        const bool more = walk.has(i + 1);
+        if (more) start_k(walk.step(i + 1), buffer ^ 1);
         ptx::cp_async_commit();
         f32 s[SCORE_TILES][4];
-        const StepMask mask = {step.position, step.num_keys, q_position()};
-        const bool visible = mask.any_visible();
-        if (visible) {
+        const StepView view = mask.look(walk.step(i));
+        if (view.any) {
           multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane_);
-          if (!mask.all_visible()) mask.apply(s, lane_);
-          rows.update(s, partial.out, softmax_scale_log2());
+          scale.cap(s);
+          if (!view.all) hide_keys(s, view, lane_);
+          rows.update(s, partial.out, scale.log2);
         }
         ptx::cp_async_wait<1>();  // V of this step
         __syncthreads();
-        if (more) start_v(next, walk.stride(), buffer ^ 1);
+        if (more) start_v(walk.step(i + 1), buffer ^ 1);
         ptx::cp_async_commit();
-        if (visible) multiply_pv(partial.out, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane_);
+        if (warp_ == 0) walk.look_ahead(i + 1);
+        if (view.any) multiply_pv(partial.out, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane_);
         if (!more) break;
-        step = next;
       }
     }
-    rows.finish(partial.out, partial.lse, context_.params.softmax_scale);
+    rows.finish(partial.out, partial.lse);
   }
 
-  LIQUIDCP_DEVICE f32 softmax_scale_log2() const { return context_.params.softmax_scale * 1.4426950408889634f; }
-
-  // Position of this warp's first row, counted like keys.
-  LIQUIDCP_DEVICE i32 q_position() const {
+  LIQUIDCP_DEVICE QueryRange queries() const {
     const SequenceDesc& sequence = context_.plan.sequences()[row_.sequence];
-    return context_.plan.q_tiles()[q_tile_].position + sequence.kv_length - sequence.q_length + warp_ * 16;
+    const QTileDesc& tile = context_.plan.q_tiles()[q_tile_];
+    return {tile.position, tile.position + sequence.kv_length - sequence.q_length, tile.rows};
   }
 
   LIQUIDCP_DEVICE void start_q() const {
     const QTileDesc& tile = context_.plan.q_tiles()[q_tile_];
-    const i64 stride = static_cast<i64>(context_.params.num_heads_q) * ROW_BYTES;
-    const u8* first = static_cast<const u8*>(context_.rank.q) + tile.token * stride + head_ * ROW_BYTES;
-    load_tile_async<config::BLOCK_Q>(context_.smem + SMEM_Q, first, stride, tile.rows);
+    const RankParams& rank = context_.rank;
+    const i64 element = tile.token * rank.q_token_stride + head_ * rank.q_head_stride;
+    load_tile_async<config::BLOCK_Q>(context_.smem + SMEM_Q, static_cast<const u8*>(rank.q) + element * ELEMENT_BYTES,
+                                     rank.q_token_stride * ELEMENT_BYTES, tile.rows);
   }
-  LIQUIDCP_DEVICE void start_k(const KvStep& step, i64 stride, u32 buffer) const {
-    load_tile_async<config::KV_STEP>(context_.smem + SMEM_K + buffer * STEP_BYTES, step.k, stride, step.num_keys);
+  LIQUIDCP_DEVICE void start_k(const KvStep& step, u32 buffer) const {
+    load_tile_async<config::KV_STEP>(context_.smem + SMEM_K + buffer * STEP_BYTES, step.k,
+                                     static_cast<i64>(step.k_stride) * 16, step.num_keys);
   }
-  LIQUIDCP_DEVICE void start_v(const KvStep& step, i64 stride, u32 buffer) const {
-    load_tile_async<config::KV_STEP>(context_.smem + SMEM_V + buffer * STEP_BYTES, step.v, stride, step.num_keys);
+  LIQUIDCP_DEVICE void start_v(const KvStep& step, u32 buffer) const {
+    load_tile_async<config::KV_STEP>(context_.smem + SMEM_V + buffer * STEP_BYTES, step.v,
+                                     static_cast<i64>(step.v_stride) * 16, step.num_keys);
   }
 
   const Context& context_;

@@ -1,66 +1,111 @@
 #pragma once
-// The keys of a claim, step by step: logical tiles of a row -> physical tiles -> rows in memory.
+// The keys of a claim, step by step: logical tiles of a row -> physical tiles -> rows in memory. One warp looks ahead, a
+// lane a step, and leaves the steps that the query tile sees in shared memory; what no row sees is never loaded.
+#include <liquidcp/attention/mask.cuh>
+#include <liquidcp/common/shared_memory.cuh>
 #include <liquidcp/tasks/context.cuh>
 #include <liquidcp/sync/prefix.cuh>
 
 namespace liquidcp {
 
-struct KvStep {
-  const u8 *k, *v;  // first row, of one KV head
-  i32 position;     // of that row in its sequence
-  i32 num_keys;     // 1 .. KV_STEP
+constexpr i32 STEPS_PER_TILE = config::BLOCK_KV / config::KV_STEP;
+constexpr i32 STEP_SLOTS = 64;  // one round of a warp beyond the 32 steps that it keeps ready
+
+struct StepQueue {
+  KvStep steps[STEP_SLOTS];
+  i32 found;   // steps put here so far
+  i32 looked;  // steps of the claim looked at so far, with those that nobody sees
 };
 
 class KvWalk {
  public:
-  LIQUIDCP_DEVICE KvWalk(const Context& context, const RowDesc& row, i32 kv_head, i32 lo, i32 hi)
-      : context_(context), row_(row), kv_head_(kv_head), tile_(lo), hi_(hi) {
-    if (more()) open_tile();
+  LIQUIDCP_DEVICE KvWalk(const Context& context, const RowDesc& row, const QueryRange& queries, i32 kv_head, i32 lo,
+                         i32 hi)
+      : context_(context),
+        row_(row),
+        sequence_(context.plan.sequences()[row.sequence]),
+        queue_(static_smem<StepQueue>()),
+        queries_(queries),
+        kv_head_(kv_head),
+        lo_(lo),
+        num_steps_((hi - lo) * STEPS_PER_TILE) {}
+
+  // The first warp, before a barrier.
+  LIQUIDCP_DEVICE void start() const {
+    if (threadIdx.x == 0) queue_.found = queue_.looked = 0;
+    __syncwarp();
+    look_ahead(0);
   }
 
-  LIQUIDCP_DEVICE bool more() const { return tile_ < hi_; }
-
-  LIQUIDCP_DEVICE KvStep take() {
-    const i64 row_bytes = stride();
-    const i64 offset = (static_cast<i64>(token_) + done_) * row_bytes + static_cast<i64>(kv_head_) * ROW_BYTES;
-    const KvStep step = {k_ + offset, v_ + offset, position_ + done_, min_of(rows_ - done_, config::KV_STEP)};
-    done_ += config::KV_STEP;
-    if (done_ >= rows_) {
-      ++tile_;
-      if (more()) open_tile();
-    }
-    return step;
+  // The first warp, between the last reads of step `current` - 1 and a barrier: afterwards 33 steps from `current` on are
+  // there, or all that are left.
+  LIQUIDCP_DEVICE void look_ahead(i32 current) const {
+    while (queue_.looked < num_steps_ && queue_.found - current <= STEP_SLOTS - 32) look_at_32();
   }
 
-  // Bytes between tokens.
-  LIQUIDCP_DEVICE i64 stride() const { return static_cast<i64>(context_.params.num_heads_kv) * ROW_BYTES; }
+  LIQUIDCP_DEVICE bool has(i32 step) const { return step < queue_.found; }
+  LIQUIDCP_DEVICE const KvStep& step(i32 step) const { return queue_.steps[step % STEP_SLOTS]; }
 
  private:
+  LIQUIDCP_DEVICE void look_at_32() const {
+    const u32 lane = threadIdx.x & 31;
+    const i32 idx = queue_.looked + static_cast<i32>(lane), found = queue_.found;
+    KvStep step = {};
+    const bool seen = idx < num_steps_ && open(idx, step) && TileMask(mask_data(), mask_size(), queries_).sees(step);
+    const u32 votes = __ballot_sync(FULL_WARP, seen);
+    if (seen) queue_.steps[(found + __popc(votes & ((1u << lane) - 1))) % STEP_SLOTS] = step;
+    __syncwarp();  // all lanes have read the counts
+    if (lane == 0) {
+      queue_.looked += 32;
+      queue_.found = found + __popc(votes);
+    }
+    __syncwarp();
+  }
+
+  // False: the tile ends before this step.
+  LIQUIDCP_DEVICE bool open(i32 idx, KvStep& step) const {
+    const i32 index = physical(lo_ + idx / STEPS_PER_TILE), first = idx % STEPS_PER_TILE * config::KV_STEP;
+    const KvTileDesc& tile = context_.plan.kv_tiles()[index];
+    if (first >= tile.rows) return false;
+    step.position = tile.position + first;
+    step.num_keys = min_of(tile.rows - first, config::KV_STEP);
+    const RankParams& rank = context_.rank;
+    const i64 token = static_cast<i64>(tile.token) + first;
+    if (index < context_.plan.header().num_local_kv_tiles) {
+      place(rank.k, token, rank.k_token_stride, rank.k_head_stride, step.k, step.k_stride);
+      place(rank.v, token, rank.v_token_stride, rank.v_head_stride, step.v, step.v_stride);
+    } else {
+      const i64 packed = static_cast<i64>(context_.params.num_heads_kv) * config::HEAD_DIM;
+      place(rank.kv_buffer_k, token, packed, config::HEAD_DIM, step.k, step.k_stride);
+      place(rank.kv_buffer_v, token, packed, config::HEAD_DIM, step.v, step.v_stride);
+    }
+    return true;
+  }
+
+  // Strides in elements.
+  LIQUIDCP_DEVICE void place(const void* tensor, i64 token, i64 token_stride, i64 head_stride, const u8*& first,
+                             u32& stride) const {
+    first = static_cast<const u8*>(tensor) + (token * token_stride + kv_head_ * head_stride) * ELEMENT_BYTES;
+    stride = static_cast<u32>(token_stride * ELEMENT_BYTES / 16);
+  }
+
   // Own tiles come first in the order of a ready row, then arrivals in the order of the committed prefix.
   LIQUIDCP_DEVICE i32 physical(i32 tile) const {
     if (row_.formation == static_cast<i32>(Formation::STATIC)) return context_.plan.kv_list()[row_.kv_list + tile];
     const i32 num_local = row_.local_hi - row_.local_lo;
     if (tile < num_local) return row_.local_lo + tile;
-    return arrival_at(context_.rank, context_.plan.sequences()[row_.sequence], tile - num_local);
+    return arrival_at(context_.rank, sequence_, tile - num_local);
   }
 
-  LIQUIDCP_DEVICE void open_tile() {
-    const i32 index = physical(tile_);
-    const KvTileDesc& tile = context_.plan.kv_tiles()[index];
-    const bool own = index < context_.plan.header().num_local_kv_tiles;
-    k_ = static_cast<const u8*>(own ? context_.rank.k : context_.rank.kv_buffer_k);
-    v_ = static_cast<const u8*>(own ? context_.rank.v : context_.rank.kv_buffer_v);
-    token_ = tile.token;
-    rows_ = tile.rows;
-    position_ = tile.position;
-    done_ = 0;
-  }
+  LIQUIDCP_DEVICE const i32* mask_data() const { return context_.plan.mask_data() + sequence_.mask_base; }
+  LIQUIDCP_DEVICE i32 mask_size() const { return sequence_.mask_size; }
 
   const Context& context_;
   const RowDesc& row_;
-  i32 kv_head_, tile_, hi_;
-  const u8 *k_ = nullptr, *v_ = nullptr;
-  i32 token_ = 0, rows_ = 0, position_ = 0, done_ = 0;
+  const SequenceDesc& sequence_;
+  StepQueue& queue_;
+  QueryRange queries_;
+  i32 kv_head_, lo_, num_steps_;
 };
 
 }  // namespace liquidcp

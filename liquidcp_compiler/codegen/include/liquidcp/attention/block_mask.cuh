@@ -1,0 +1,86 @@
+#pragma once
+// Block sparse: for each block of queries (by index, not by position), a bit for each block of keys.
+#include <liquidcp/attention/key_bits.cuh>
+
+namespace liquidcp {
+
+class BlockBits {
+ public:
+  LIQUIDCP_DEVICE explicit BlockBits(const i32* data)
+      : block_(data[0]), words_a_row_(data[1]), words_(reinterpret_cast<const u32*>(data + 2)) {}
+
+  LIQUIDCP_DEVICE i32 block() const { return block_; }
+  LIQUIDCP_DEVICE const u32* row(i32 query_block) const {
+    return words_ + static_cast<i64>(query_block) * words_a_row_;
+  }
+
+ private:
+  i32 block_, words_a_row_;
+  const u32* words_;
+};
+
+class BlockTile {
+ public:
+  LIQUIDCP_DEVICE BlockTile(const i32* data, i32, const QueryRange& rows) : bits_(data), rows_(rows) {}
+
+  LIQUIDCP_DEVICE bool sees(const KvStep& step) const {
+    const i32 first = step.position / bits_.block(), last = (step.position + step.num_keys - 1) / bits_.block();
+    const i32 last_query_block = (rows_.index + rows_.rows - 1) / bits_.block();
+    for (i32 query_block = rows_.index / bits_.block(); query_block <= last_query_block; ++query_block) {
+      if (has_one(bits_.row(query_block), first, last)) return true;
+    }
+    return false;
+  }
+
+ private:
+  // Is one of the bits first .. last set?
+  LIQUIDCP_DEVICE static bool has_one(const u32* words, i32 first, i32 last) {
+    for (i32 w = first >> 5; w <= last >> 5; ++w) {
+      u32 wanted = ~0u;
+      if (w == first >> 5) wanted &= ~0u << (first & 31);
+      if (w == last >> 5) wanted &= ~0u >> (31 - (last & 31));
+      if ((words[w] & wanted) != 0) return true;
+    }
+    return false;
+  }
+
+  BlockBits bits_;
+  QueryRange rows_;
+};
+
+class BlockRows {
+ public:
+  LIQUIDCP_DEVICE BlockRows(const i32* data, i32, const QueryRange& tile, i32 first_row, i32 lane) {
+    const BlockBits bits(data);
+    block_ = bits.block();
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) {
+      words_[r] = bits.row((tile.index + min_of(first_row + (lane >> 2) + 8 * r, tile.rows - 1)) / block_);
+    }
+  }
+
+  // Whole warp.
+  LIQUIDCP_DEVICE StepView look(const KvStep& step) const {
+    StepView view;
+    view.keys[0] = view.keys[1] = 0;
+    for (i32 b = step.position / block_; b * block_ < step.position + step.num_keys; ++b) {
+      const i32 begin = b * block_ - step.position;
+      const KeyBits keys = first_keys(begin + block_) & ~first_keys(begin);
+#pragma unroll
+      for (i32 r = 0; r < 2; ++r) {
+        if (words_[r][b >> 5] >> (b & 31) & 1) view.keys[r] |= keys;
+      }
+    }
+#pragma unroll
+    for (i32 r = 0; r < 2; ++r) view.keys[r] &= first_keys(step.num_keys);
+    view.any = __any_sync(FULL_WARP, (view.keys[0] | view.keys[1]) != 0);
+    view.all = !__any_sync(FULL_WARP, (view.keys[0] & view.keys[1]) != ALL_KEYS);
+    return view;
+  }
+
+ private:
+  i32 block_;
+  const u32* words_[2];
+};
+
+}  // namespace liquidcp
