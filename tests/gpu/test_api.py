@@ -37,10 +37,11 @@ def test_a_compiled_program_gives_the_same() -> None:
     p = problem((700, 129))
     plan, w = zigzag(p, 3, deterministic=True), world(3)
     q, k, v, _ = expected(p, 0)[0]
+    world_handle, plan_handle = handle_of(w), handle_of(plan)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out, lse = attention(w, plan, q * 1.0, k, v)
+        out, lse = attention(world_handle, plan_handle, q * 1.0, k, v)
         return out.float() + lse.T[..., None]
 
     out, lse = run(w, plan, (q, k, v, None))
