@@ -11,6 +11,20 @@ class LiquidCPError(Exception):
     """Base of all LiquidCP errors."""
 
 
+class LiquidCPWarning(UserWarning):
+    """Base of all LiquidCP warnings."""
+
+
+class DroppedRecordsWarning(LiquidCPWarning):
+    """A timeline lacks the records that its CTAs had no room for: its busy times are too small."""
+
+    def __init__(self, dropped: int, ctas: int, capacity: int, needed: int) -> None:
+        self.dropped, self.ctas, self.capacity, self.needed = dropped, ctas, capacity, needed
+        super().__init__(
+            f"{dropped} records of {ctas} CTAs were dropped: trace_capacity is {capacity}, and {needed} would hold all"
+        )
+
+
 class InvalidField(LiquidCPError, ValueError):
     """A field of a problem, option or file holds a value that is not allowed.
 
@@ -117,6 +131,10 @@ class BatchPlanError(LiquidCPError, RuntimeError):
 
 class PlanMismatchError(PlanError):
     """Ranks hold different plans; raised on every rank before anything starts."""
+
+
+class TraceError(LiquidCPError, ValueError):
+    """The records of a traced launch cannot be those of the plan, or of the grid, that they are read with."""
 
 
 class ScheduleError(LiquidCPError, RuntimeError):

@@ -19,13 +19,16 @@ from liquidcp_compiler.cli.inputs import (
     load_work,
 )
 from liquidcp_compiler.cli.output import Output
+from liquidcp_compiler.cli.timeline_output import save_timeline
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from liquidcp_compiler.cli.tensors import Inputs
     from liquidcp_compiler.ir.plan import Plan
     from liquidcp_runtime.reference import ErrorReport
+    from liquidcp_runtime.timeline import Timeline
 
 
 class On(StrEnum):
@@ -33,10 +36,11 @@ class On(StrEnum):
 
     CPU = "cpu"
     LOOPBACK = "loopback"
+    SOLO = "solo"
 
 
 #: Largest error of lse: contracts of the interpreter and of a GPU.
-LSE_TOLERANCE = {On.CPU: 1e-5, On.LOOPBACK: 1e-3}
+LSE_TOLERANCE = {On.CPU: 1e-5, On.LOOPBACK: 1e-3, On.SOLO: 1e-3}
 
 
 def run_command(
@@ -45,7 +49,10 @@ def run_command(
     placement: PlacementOption = None,
     passes: PassesOption = None,
     deterministic: DeterministicOption = False,
-    on: Annotated[On, typer.Option("--on", help="cpu: interpreter; loopback: all ranks on one GPU.")] = On.CPU,
+    on: Annotated[
+        On,
+        typer.Option("--on", help="cpu: interpreter; loopback: all ranks on one GPU; solo: one rank after another."),
+    ] = On.CPU,
     tensors: Annotated[
         Path | None, typer.Option("--tensors", metavar="FILE", help="q, k, v, sinks from .pt or .npz. Default: random.")
     ] = None,
@@ -58,6 +65,9 @@ def run_command(
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save out and lse as a .pt file.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Save a timeline for ui.perfetto.dev (JSON).")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -73,7 +83,7 @@ def run_command(
         plan = load_work(problem, world, placement, passes, deterministic).plan
     given = random_tensors(plan.problem, seed) if tensors is None else load_tensors(tensors, plan.problem)
     with out.working(f"running on {plan.world} ranks"):
-        result, lse = run_on(on, plan, given, seed, profile)
+        result, lse, timeline = run_on(on, plan, given, seed, profile, trace is not None)
     q, k, v, sinks = given
     with out.working("computing the dense reference in float64"):
         report = error_report(plan.problem, result, lse, q, k, v, sinks)
@@ -82,27 +92,71 @@ def run_command(
     if output is not None:
         data["output"] = _save(output, result, lse)
         out.line(f"result    {output}")
+    if trace is not None and timeline is not None:
+        data |= save_timeline(timeline, trace, out)
     out.result(data)
     return 0 if data["ok"] else 1
 
 
-def run_on(on: On, plan: Plan, given: Inputs, seed: int, profile: str | None) -> tuple[Tensor, Tensor]:
-    """(out, lse) on the CPU. Raises InvalidField for an option that the world has no use for."""
+def run_on(
+    on: On, plan: Plan, given: Inputs, seed: int, profile: str | None, trace: bool = False
+) -> tuple[Tensor, Tensor, Timeline | None]:
+    """(out, lse, timeline) on the CPU. Raises InvalidField for an option that the world has no use for.
+
+    With ``trace`` the timeline is that of the run, and on the CPU that of a simulation by the cost model.
+    """
     from liquidcp_compiler.errors import InvalidField
     from liquidcp_runtime.cpu_world import CpuWorld
+
+    if on is On.CPU:
+        q, k, v, sinks = given
+        out, lse = CpuWorld(plan.world).run(plan, q, k, v, sinks=sinks, seed=seed, profile=profile or "random")
+        return out, lse, _simulated(plan) if trace else None
+    if profile is not None:
+        raise InvalidField("--profile", profile, f"nothing on {on}: the GPU itself decides the interleaving")
+    return (_run_loopback if on is On.LOOPBACK else _run_solo)(plan, given, trace)
+
+
+def _simulated(plan: Plan) -> Timeline:
+    from liquidcp_runtime.scheduling import simulate
+    from liquidcp_runtime.timeline import Timeline
+
+    return Timeline.from_schedule(plan, simulate(plan))
+
+
+def _run_loopback(plan: Plan, given: Inputs, trace: bool) -> tuple[Tensor, Tensor, Timeline | None]:
     from liquidcp_runtime.loopback_world import loopback
 
+    world = loopback(plan.world, trace=trace)
+    q, k, v, sinks = _on_device(given, world.device)
+    out, lse = world.run(plan, q, k, v, sinks=sinks)
+    world.wait()
+    return out.cpu(), lse.cpu(), world.timeline(plan) if trace else None
+
+
+def _run_solo(plan: Plan, given: Inputs, trace: bool) -> tuple[Tensor, Tensor, Timeline | None]:
+    """Every rank in turn."""
+    from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
+    from liquidcp_runtime.solo_world import solo
+    from liquidcp_runtime.timeline import Timeline
+
+    results, timelines = [], []
+    for rank in range(plan.world):
+        world = solo(rank, plan.world, trace=trace)
+        q, k, v, sinks = _on_device(given, world.device)
+        world.load_peers(plan, k, v)
+        local = shard_q(plan, rank, q), shard_kv(plan, rank, k), shard_kv(plan, rank, v)
+        out, lse = world.run(plan, *local, sinks=None if sinks is None else sinks.float())
+        world.wait()
+        results.append((out.cpu(), lse.cpu()))
+        timelines += [world.timeline(plan)] if trace else []
+    out, lse = unshard(plan, [o for o, _ in results]), unshard_lse(plan, [x for _, x in results])
+    return out, lse, Timeline.joined(timelines) if trace else None
+
+
+def _on_device(given: Inputs, device: torch.device) -> Inputs:
     q, k, v, sinks = given
-    if on is On.CPU:
-        ranks = CpuWorld(plan.world)
-        return ranks.run(plan, q, k, v, sinks=sinks, seed=seed, profile=profile or "random")
-    if profile is not None:
-        raise InvalidField("--profile", profile, "nothing on loopback: the GPU itself decides the interleaving")
-    if sinks is not None:
-        raise InvalidField("--on", str(on), "cpu for a problem with sinks")
-    world = loopback(plan.world)
-    result, lse = world.run(plan, q.to(world.device), k.to(world.device), v.to(world.device))
-    return result.cpu(), lse.cpu()
+    return q.to(device), k.to(device), v.to(device), None if sinks is None else sinks.to(device)
 
 
 def error_data(report: ErrorReport, lse_tolerance: float) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class TraceKind(IntEnum):
     TRANSFER = 2  #: `task` is an index in `transfers`
     COMPUTE = 3  #: `task` is an index in `rows`, `unit` the unit of the row
     MERGE = 4  #: end of the same task: adding its partial state, or writing out rows
-    WAIT = 5  #: looking for a task that can be claimed
+    WAIT = 5  #: looking for a task that can be claimed; `task` is the row that was found
+    REDUCTION = 6  #: `task` is an index in `reductions`
 
 
 #: Words of a rank's page in the symmetric heap: a READY for each slot, then one DONE a reader, on a line of their own.

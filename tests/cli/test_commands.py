@@ -171,8 +171,8 @@ def test_run_fails_when_errors_are_too_large(cli, problem_file, monkeypatch: pyt
     right = run_command.run_on
 
     def wrong(*arguments):
-        out, lse = right(*arguments)
-        return out * 1.1, lse
+        out, lse, timeline = right(*arguments)
+        return out * 1.1, lse, timeline
 
     monkeypatch.setattr(run_command, "run_on", wrong)
     done = cli("run", problem_file(), "--world", 2)
