@@ -183,7 +183,7 @@ class Timeline:
         return replace(first, num_ranks=num_ranks, dropped=dropped, **columns)
 
     def check(self) -> None:
-        """Raises TraceError for an unknown kind, a task that its table does not have, or times that run backwards."""
+        """Raises TraceError for kinds, tasks and units that there are not, and for times that run backwards."""
         limits = np.full((self.plan.world, max(TraceKind) + 1), -1, np.int64)
         for kind, table in TASK_TABLES.items():
             limits[:, kind] = np.diff(self.plan.offsets[table])
@@ -192,6 +192,12 @@ class Timeline:
         no_task = (self.kind == TraceKind.WAIT) & (self.task == -1)
         inside = (self.task >= 0) & (self.task < limits[self.rank, self.kind])
         self._check_all(inside | no_task, "no such task in the plan; pass the plan that was launched")
+        of_row = np.flatnonzero((self.unit != -1) & inside)
+        rows = self.plan.tables["rows"][self.plan.offsets["rows"][self.rank[of_row]] + self.task[of_row]]
+        units = np.zeros(len(self), np.int64)
+        units[of_row] = (rows["q_hi"] - rows["q_lo"]) * self.plan.problem.num_heads_q
+        no_unit = self.unit == -1
+        self._check_all(no_unit | (self.unit >= 0) & (self.unit < units), "no such unit of the row")
         self._check_all(self.end_ns >= self.begin_ns, "ends before it begins")
         same_cta = np.diff(self.place, prepend=-1) == 0
         previous_end = np.concatenate((self.end_ns[:1], self.end_ns[:-1]))
