@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from liquidcp_runtime.state import from_log2 as from_log2
     from liquidcp_runtime.state import merge as merge
     from liquidcp_runtime.state import merge_into as merge_into
+    from liquidcp_runtime.timeline import Timeline as Timeline
 
 #: public name -> module of this package
 _HOME: dict[str, str] = {
@@ -70,6 +71,7 @@ _HOME: dict[str, str] = {
     "from_log2": "state",
     "merge": "state",
     "merge_into": "state",
+    "Timeline": "timeline",
 }
 
 

@@ -19,7 +19,7 @@ from liquidcp_compiler.cli.inputs import (
     load_work,
 )
 from liquidcp_compiler.cli.output import Output
-from liquidcp_compiler.cli.timeline_output import save_timeline
+from liquidcp_compiler.cli.timeline_output import print_timeline, timeline_data
 
 if TYPE_CHECKING:
     import torch
@@ -88,12 +88,18 @@ def run_command(
     with out.working("computing the dense reference in float64"):
         report = error_report(plan.problem, result, lse, q, k, v, sinks)
     data = error_data(report, LSE_TOLERANCE[on]) | {"on": str(on), "world": plan.world, "seed": seed}
-    print_errors(report, LSE_TOLERANCE[on], out)
+    # Files first: an output that cannot be written is the only thing that is said then.
     if output is not None:
         data["output"] = _save(output, result, lse)
-        out.line(f"result    {output}")
     if trace is not None and timeline is not None:
-        data |= save_timeline(timeline, trace, out)
+        with out.working("writing the timeline"):
+            data["timeline"] = timeline_data(timeline, timeline.to_perfetto(trace))
+    print_errors(report, LSE_TOLERANCE[on], out)
+    if output is not None:
+        out.line(f"result    {output}")
+    if timeline is not None:
+        print_timeline(timeline, out)
+        out.line(f"timeline  {trace}")
     out.result(data)
     return 0 if data["ok"] else 1
 

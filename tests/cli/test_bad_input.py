@@ -101,6 +101,8 @@ def test_unknown_commands_and_choices(cli, problem_file, tmp_path: Path) -> None
     check(cli("dump", path, "--world", 2, "--what", "plan", "--arch", "sm_80", "-o", tmp_path), "--arch")
     check(cli("dump", path, "--world", 2, "--what", "cuda", "--arch", "hopper", "-o", tmp_path), "arch is 'hopper'")
     check(cli("run", path, "--world", 2, "-o", tmp_path / "out.txt"), "--output", ".pt")
+    check(cli("run", path, "--world", 2, "--trace", tmp_path), "a folder, not a file")
+    check(cli("run", path, "--world", 2, "--on", "solo", "--profile", "lifo"), "--profile is 'lifo'", "nothing on solo")
 
 
 def test_a_kernel_that_cannot_be_generated(cli, problem_file, tmp_path: Path) -> None:
@@ -211,6 +213,7 @@ def test_an_output_that_cannot_be_written(cli, problem_file, tmp_path: Path) -> 
     check(cli("plan", problem_file(), "--world", 2, "-o", tmp_path / "file" / "plan.npz"), "file")
 
 
-def test_loopback_without_a_gpu(cli, problem_file, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on", ["loopback", "solo"])
+def test_worlds_without_a_gpu(cli, problem_file, monkeypatch: pytest.MonkeyPatch, on: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    check(cli("run", problem_file(), "--world", 2, "--on", "loopback"), "CUDA device", "CPU world")
+    check(cli("run", problem_file(), "--world", 2, "--on", on), "CUDA device", "CPU world")

@@ -15,6 +15,7 @@ from liquidcp_compiler.cli import main
 from liquidcp_compiler.cli.demo import LENGTHS
 from liquidcp_compiler.cli.tensors import random_tensors
 from liquidcp_runtime.reference import reference_attention
+from tests.perfetto import complete_events, read_perfetto
 
 COMMANDS = ("demo", "plan", "dump", "run", "opt", "doctor")
 
@@ -178,6 +179,32 @@ def test_run_fails_when_errors_are_too_large(cli, problem_file, monkeypatch: pyt
     done = cli("run", problem_file(), "--world", 2)
     assert done.code == 1
     assert "FAIL" in done.out
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_run_saves_a_timeline(cli, decode_file: Path, problem_file, tmp_path: Path, kind: str) -> None:
+    path = decode_file if kind == "decode" else problem_file()
+    trace = tmp_path / "deep" / "trace.json"
+    done = cli("run", path, "--world", 2, "--trace", trace)
+    assert done.code == 0
+    document = read_perfetto(trace)
+    names = {e["name"] for e in complete_events(document)}
+    made = plan(load_problem(path), 2)
+    tables = ("transfers", "rows", "reductions")
+    tasks = {made.task_name(r, t, i) for t in tables for r in range(2) for i in range(len(made.table(t, r)))}
+    assert tasks == names - {"wait"}
+    assert f"timeline  {trace}" in done.out
+    assert "timeline by event core, cost-model" in done.out
+    data = cli("run", path, "--world", 2, "--trace", trace, "--json").json()["timeline"]
+    assert data["file"] == str(trace)
+    assert data["dropped"] == 0
+    for rank, row in enumerate(data["ranks"]):
+        assert row["rank"] == rank
+        assert sum(row["busy_ns"].values()) + row["wait_ns"] + row["unrecorded_ns"] == row["cta_ns"]
+        assert 0 <= row["tail_idle_fraction"] <= 1
+    stages = {stage for row in data["ranks"] for stage in row["tail_idle"]}
+    assert stages == {"comm", "compute"} | ({"reduction"} if kind == "decode" else set())
+    assert all(f" {stage} tail" in done.out for stage in stages)
 
 
 def test_opt_goes_from_text_to_text(cli, problem_file, tmp_path: Path) -> None:

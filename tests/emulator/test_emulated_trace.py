@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,23 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from liquidcp_compiler.cli import main
 from liquidcp_compiler.driver import plan as make_plan
 from liquidcp_compiler.errors import DroppedRecordsWarning, InvalidField
 from liquidcp_compiler.ir.launch import TraceKind
 from liquidcp_compiler.ir.plan import Plan
+from liquidcp_compiler.ir.problem import PrefillProblem
+from liquidcp_runtime import loopback_world, solo_world
 from liquidcp_runtime.timeline import Timeline
 from liquidcp_runtime.timeline_summary import summarize
-from tests.emulator.world import EmulatedWorld
+from tests.emulator.world import EmulatedSolo, EmulatedWorld
 from tests.numerics import passes, prefill, random_inputs, report
-from tests.perfetto import complete_events, read_perfetto
+from tests.perfetto import complete_events, read_perfetto, track_names
 
 pytestmark = pytest.mark.slow
 
 HEADS = 2
 
 
+def problem() -> PrefillProblem:
+    return prefill(300, 17, num_heads_q=HEADS, num_heads_kv=1, head_dim=64, dtype="bf16", mask={"type": "causal"})
+
+
 def plan_of(formation: str) -> Plan:
-    p = prefill(300, 17, num_heads_q=HEADS, num_heads_kv=1, head_dim=64, dtype="bf16", mask={"type": "causal"})
+    p = problem()
     return make_plan(p, 2, passes=passes(p, tile=64, formation=formation))
 
 
@@ -88,3 +96,24 @@ def test_what_does_not_fit_is_counted(kernels) -> None:
 def test_a_world_without_a_trace_has_no_timeline(kernels) -> None:
     with pytest.raises(InvalidField, match="trace is False"):
         EmulatedWorld(2, kernels).timeline(plan_of("static"))
+
+
+@pytest.mark.parametrize("on", ["loopback", "solo"])
+def test_the_command_line_saves_it(
+    kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: str
+) -> None:
+    monkeypatch.setattr(loopback_world, "loopback", lambda ranks, **options: EmulatedWorld(ranks, kernels, **options))
+    monkeypatch.setattr(solo_world, "solo", lambda rank, n, **options: EmulatedSolo(rank, n, kernels, **options))
+    given, trace = tmp_path / "problem.json", tmp_path / "trace.json"
+    given.write_text(json.dumps(problem().to_json()))
+    command = ["run", str(given), "--world", "2", "--placement", "zigzag-all{tile=64}", "--on", on]
+    assert main([*command, "--trace", str(trace), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    document = read_perfetto(trace)
+    assert track_names(document, "process_name") == {1: "rank 0", 2: "rank 1"}
+    assert {e["pid"] for e in complete_events(document)} == {1, 2}
+    assert min(e["ts"] for e in complete_events(document)) == 0
+    assert [r["rank"] for r in data["timeline"]["ranks"]] == [0, 1]
+    assert data["timeline"]["clock"] == "%globaltimer of the GPU"
+    assert main(command) == 0
+    assert "timeline" not in capsys.readouterr().out
