@@ -5,6 +5,7 @@
 #include <liquidcp/generated/config.cuh>
 #include <liquidcp/ptx/cp_async.cuh>
 #include <liquidcp/ptx/mma.cuh>
+#include <liquidcp/ptx/thread.cuh>
 
 namespace liquidcp {
 
@@ -23,9 +24,10 @@ LIQUIDCP_DEVICE u32 chunk_address(u32 tile, i32 row, i32 chunk) {
 template <i32 ROWS>
 LIQUIDCP_DEVICE void load_tile_async(u32 tile, const u8* first, i64 stride, i32 rows) {
   constexpr i32 NUM_CHUNKS = ROWS * ROW_CHUNKS;
+  const i32 thread = ptx::thread_idx();
 #pragma unroll
   for (i32 i = 0; i < ceil_div(NUM_CHUNKS, config::NUM_THREADS); ++i) {
-    const i32 idx = i * config::NUM_THREADS + static_cast<i32>(threadIdx.x);
+    const i32 idx = i * config::NUM_THREADS + thread;
     if (NUM_CHUNKS % config::NUM_THREADS != 0 && idx >= NUM_CHUNKS) break;
     const i32 row = idx / ROW_CHUNKS, chunk = idx % ROW_CHUNKS;
     const bool valid = row < rows;

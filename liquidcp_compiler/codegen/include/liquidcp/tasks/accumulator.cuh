@@ -22,8 +22,9 @@ class Accumulator {
       : context_(context),
         tile_(context.plan.q_tiles()[q_tile]),
         head_(head),
-        lane_(static_cast<i32>(threadIdx.x & 31)),
-        first_row_(static_cast<i32>(threadIdx.x >> 5) * 16),
+        thread_(ptx::thread_idx()),
+        lane_(thread_ & 31),
+        first_row_((thread_ >> 5) * 16),
         q_tile_(q_tile),
         slot_(static_cast<i64>(q_tile) * context.params.num_heads_q + head) {}
 
@@ -72,7 +73,7 @@ class Accumulator {
 
   // Fragment order: 16 bytes a thread, one after another, so that every access is coalesced.
   LIQUIDCP_DEVICE f32* state_out() const {
-    return context_.rank.state_out + slot_ * config::BLOCK_Q * config::HEAD_DIM + threadIdx.x * 4;
+    return context_.rank.state_out + slot_ * config::BLOCK_Q * config::HEAD_DIM + thread_ * 4;
   }
   LIQUIDCP_DEVICE f32* state_lse(i32 r) const {
     return context_.rank.state_lse + slot_ * config::BLOCK_Q + first_row_ + (lane_ >> 2) + 8 * r;
@@ -88,6 +89,7 @@ class Accumulator {
     __syncwarp();  // lanes of a quad read the same lse, and one of them will store it
 #pragma unroll
     for (i32 n = 0; n < OUT_TILES; ++n) {
+      if (n % 8 == 0) __syncwarp();  // no more loads at a time than there are registers for
       f32 before[4];
       ptx::ld_relaxed_gpu_v4_f32(state_out() + n * config::NUM_THREADS * 4, before);
 #pragma unroll
@@ -154,7 +156,7 @@ class Accumulator {
 
   const Context& context_;
   const QTileDesc& tile_;
-  i32 head_, lane_, first_row_, q_tile_;
+  i32 head_, thread_, lane_, first_row_, q_tile_;
   i64 slot_;
 };
 

@@ -16,14 +16,14 @@ class ComputeTask {
         row_(context.plan.rows()[claim.row]),
         q_tile_(context.plan.q_list()[row_.q_lo + claim.unit / context.params.num_heads_q]),
         head_(claim.unit % context.params.num_heads_q),
-        lane_(static_cast<i32>(threadIdx.x & 31)),
-        warp_(static_cast<i32>(threadIdx.x >> 5)) {}
+        lane_(ptx::thread_idx() & 31),
+        warp_(ptx::thread_idx() >> 5) {}
 
   // Whole CTA. False: the launch is given up.
   LIQUIDCP_DEVICE bool run() const {
     const u64 begin = trace_begin();
-    const KvWalk walk(context_, row_, queries(), head_ / context_.params.qheads_per_kvhead, claim_.lo, claim_.hi);
-    if (warp_ == 0) walk.start();
+    const KvWalk walk(context_);
+    if (warp_ == 0) walk.start(claim_, head_ / context_.params.qheads_per_kvhead, queries());
     if (!__syncthreads_and(wait_for_tiles())) return false;
     Partial partial;
     attend(walk, partial);
