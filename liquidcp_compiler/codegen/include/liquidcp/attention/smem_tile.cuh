@@ -16,7 +16,9 @@ constexpr bool SWIZZLED = ROW_CHUNKS % 8 == 0;
 constexpr u32 SMEM_ROW_BYTES = (SWIZZLED ? ROW_CHUNKS : ROW_CHUNKS | 1) * 16;
 
 LIQUIDCP_DEVICE u32 chunk_address(u32 tile, i32 row, i32 chunk) {
-  return tile + row * SMEM_ROW_BYTES + ((SWIZZLED ? chunk ^ (row & 7) : chunk) << 4);
+  if constexpr (!SWIZZLED) return tile + row * SMEM_ROW_BYTES + (chunk << 4);
+  // Written so that what is known of `chunk` when compiling, all but its lowest bit, adds to an address in a register.
+  return tile + row * SMEM_ROW_BYTES + ((chunk & ~7) << 4) + (((chunk ^ row) & 7) << 4);
 }
 
 // The whole CTA starts copying `rows` rows, `stride` bytes apart; the rest of the ROWS rows becomes zero, never stale

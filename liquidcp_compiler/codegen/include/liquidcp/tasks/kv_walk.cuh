@@ -2,8 +2,7 @@
 // The keys of a claim, step by step: logical tiles of a row -> physical tiles -> rows in memory. One warp looks ahead, a
 // lane a step, and leaves the steps that the query tile sees in shared memory; what no row sees is never loaded.
 #include <liquidcp/attention/mask.cuh>
-#include <liquidcp/common/shared_memory.cuh>
-#include <liquidcp/tasks/context.cuh>
+#include <liquidcp/tasks/attention_task.cuh>
 #include <liquidcp/sync/prefix.cuh>
 
 namespace liquidcp {
@@ -11,31 +10,21 @@ namespace liquidcp {
 constexpr i32 STEPS_PER_TILE = config::BLOCK_KV / config::KV_STEP;
 constexpr i32 STEP_SLOTS = 64;  // one round of a warp beyond the 32 steps that it keeps ready
 
-// What is walked, and how far. It lies in shared memory because accumulators need the registers.
 struct StepQueue {
   KvStep steps[STEP_SLOTS];
   i32 found;   // steps put here so far
-  i32 looked;  // steps of the claim looked at so far, with those that nobody sees
-  i32 num_steps;
-  i32 first_tile;  // of the claim, in the row's order
-  i32 row, kv_head;
-  QueryRange queries;
+  i32 looked;  // steps of the task looked at so far, with those that nobody sees
 };
 
+// Of the task in shared memory.
 class KvWalk {
  public:
-  LIQUIDCP_DEVICE explicit KvWalk(const Context& context) : context_(context), queue_(static_smem<StepQueue>()) {}
+  LIQUIDCP_DEVICE explicit KvWalk(const Context& context)
+      : context_(context), task_(shared_task()), queue_(static_smem<StepQueue>()) {}
 
-  // The first warp, before a barrier: KV tiles [lo, hi) of a row's order, as a query tile sees them.
-  LIQUIDCP_DEVICE void start(const Claim& claim, i32 kv_head, const QueryRange& queries) const {
-    if (ptx::thread_idx() == 0) {
-      queue_.found = queue_.looked = 0;
-      queue_.num_steps = (claim.hi - claim.lo) * STEPS_PER_TILE;
-      queue_.first_tile = claim.lo;
-      queue_.row = claim.row;
-      queue_.kv_head = kv_head;
-      queue_.queries = queries;
-    }
+  // The first warp, before a barrier.
+  LIQUIDCP_DEVICE void start() const {
+    if (ptx::thread_idx() == 0) queue_.found = queue_.looked = 0;
     __syncwarp();
     look_ahead(0);
   }
@@ -43,18 +32,20 @@ class KvWalk {
   // The first warp, between the last reads of step `current` - 1 and a barrier: afterwards 33 steps from `current` on are
   // there, or all that are left.
   LIQUIDCP_DEVICE void look_ahead(i32 current) const {
-    while (queue_.looked < queue_.num_steps && queue_.found - current <= STEP_SLOTS - 32) look_at_32();
+    while (queue_.looked < num_steps() && queue_.found - current <= STEP_SLOTS - 32) look_at_32();
   }
 
   LIQUIDCP_DEVICE bool has(i32 step) const { return step < queue_.found; }
   LIQUIDCP_DEVICE const KvStep& step(i32 step) const { return queue_.steps[step % STEP_SLOTS]; }
 
  private:
+  LIQUIDCP_DEVICE i32 num_steps() const { return task_.num_tiles * STEPS_PER_TILE; }
+
   LIQUIDCP_DEVICE void look_at_32() const {
     const u32 lane = static_cast<u32>(ptx::thread_idx()) & 31;
     const i32 idx = queue_.looked + static_cast<i32>(lane), found = queue_.found;
     KvStep step = {};
-    const bool seen = idx < queue_.num_steps && open(idx, step);
+    const bool seen = idx < num_steps() && open(idx, step);
     const u32 votes = __ballot_sync(FULL_WARP, seen);
     if (seen) queue_.steps[(found + __popc(votes & ((1u << lane) - 1))) % STEP_SLOTS] = step;
     __syncwarp();  // all lanes have read the counts
@@ -67,9 +58,9 @@ class KvWalk {
 
   // False: the tile ends before this step, or no row of the query tile sees any of it.
   LIQUIDCP_DEVICE bool open(i32 idx, KvStep& step) const {
-    const RowDesc& row = context_.plan.rows()[queue_.row];
+    const RowDesc& row = context_.plan.rows()[task_.row];
     const SequenceDesc& sequence = context_.plan.sequences()[row.sequence];
-    const i32 index = physical(row, sequence, queue_.first_tile + idx / STEPS_PER_TILE);
+    const i32 index = physical(row, sequence, task_.first_tile + idx / STEPS_PER_TILE);
     const i32 first = idx % STEPS_PER_TILE * config::KV_STEP;
     const KvTileDesc& tile = context_.plan.kv_tiles()[index];
     if (first >= tile.rows) return false;
@@ -85,13 +76,13 @@ class KvWalk {
       place(rank.kv_buffer_k, token, packed, config::HEAD_DIM, step.k, step.k_stride);
       place(rank.kv_buffer_v, token, packed, config::HEAD_DIM, step.v, step.v_stride);
     }
-    return TileMask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, queue_.queries).sees(step);
+    return TileMask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, task_.queries).sees(step);
   }
 
   // Strides in elements.
   LIQUIDCP_DEVICE void place(const void* tensor, i64 token, i64 token_stride, i64 head_stride, const u8*& first,
                              u32& stride) const {
-    const i64 element = token * token_stride + queue_.kv_head * head_stride;
+    const i64 element = token * token_stride + task_.kv_head * head_stride;
     first = static_cast<const u8*>(tensor) + element * ELEMENT_BYTES;
     stride = static_cast<u32>(token_stride * ELEMENT_BYTES / 16);
   }
@@ -105,6 +96,7 @@ class KvWalk {
   }
 
   const Context& context_;
+  const AttentionTask& task_;
   StepQueue& queue_;
 };
 
