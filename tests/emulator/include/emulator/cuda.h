@@ -55,6 +55,7 @@ inline int __syncthreads_and(int value) { return emulator::barrier(value != 0, t
 inline void __threadfence_system() {}
 
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));

@@ -5,6 +5,7 @@
 #include <liquidcp/generated/config.cuh>
 #include <liquidcp/ptx/cp_async.cuh>
 #include <liquidcp/ptx/mma.cuh>
+#include <liquidcp/ptx/thread.cuh>
 
 namespace liquidcp {
 
@@ -15,7 +16,9 @@ constexpr bool SWIZZLED = ROW_CHUNKS % 8 == 0;
 constexpr u32 SMEM_ROW_BYTES = (SWIZZLED ? ROW_CHUNKS : ROW_CHUNKS | 1) * 16;
 
 LIQUIDCP_DEVICE u32 chunk_address(u32 tile, i32 row, i32 chunk) {
-  return tile + row * SMEM_ROW_BYTES + ((SWIZZLED ? chunk ^ (row & 7) : chunk) << 4);
+  if constexpr (!SWIZZLED) return tile + row * SMEM_ROW_BYTES + (chunk << 4);
+  // Written so that what is known of `chunk` when compiling, all but its lowest bit, adds to an address in a register.
+  return tile + row * SMEM_ROW_BYTES + ((chunk & ~7) << 4) + (((chunk ^ row) & 7) << 4);
 }
 
 // The whole CTA starts copying `rows` rows, `stride` bytes apart; the rest of the ROWS rows becomes zero, never stale
@@ -23,9 +26,10 @@ LIQUIDCP_DEVICE u32 chunk_address(u32 tile, i32 row, i32 chunk) {
 template <i32 ROWS>
 LIQUIDCP_DEVICE void load_tile_async(u32 tile, const u8* first, i64 stride, i32 rows) {
   constexpr i32 NUM_CHUNKS = ROWS * ROW_CHUNKS;
+  const i32 thread = ptx::thread_idx();
 #pragma unroll
   for (i32 i = 0; i < ceil_div(NUM_CHUNKS, config::NUM_THREADS); ++i) {
-    const i32 idx = i * config::NUM_THREADS + static_cast<i32>(threadIdx.x);
+    const i32 idx = i * config::NUM_THREADS + thread;
     if (NUM_CHUNKS % config::NUM_THREADS != 0 && idx >= NUM_CHUNKS) break;
     const i32 row = idx / ROW_CHUNKS, chunk = idx % ROW_CHUNKS;
     const bool valid = row < rows;

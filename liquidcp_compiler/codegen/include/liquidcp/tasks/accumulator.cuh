@@ -2,7 +2,7 @@
 // Where the result of a claim goes: into the running state of its (query tile, head), or out of the kernel.
 #include <liquidcp/attention/combine.cuh>
 #include <liquidcp/attention/online_softmax.cuh>
-#include <liquidcp/tasks/context.cuh>
+#include <liquidcp/tasks/attention_task.cuh>
 
 namespace liquidcp {
 
@@ -15,29 +15,25 @@ struct Partial {
   f32 lse[2];
 };
 
-// One (query tile, head). The word counts merged KV tiles and is the lock as well: one atomic does both.
+// Of the (query tile, head) of the task in shared memory. The word counts merged KV tiles and is the lock as well: one
+// atomic does both.
 class Accumulator {
  public:
-  LIQUIDCP_DEVICE Accumulator(const Context& context, i32 q_tile, i32 head)
-      : context_(context),
-        tile_(context.plan.q_tiles()[q_tile]),
-        head_(head),
-        lane_(static_cast<i32>(threadIdx.x & 31)),
-        first_row_(static_cast<i32>(threadIdx.x >> 5) * 16),
-        q_tile_(q_tile),
-        slot_(static_cast<i64>(q_tile) * context.params.num_heads_q + head) {}
+  LIQUIDCP_DEVICE explicit Accumulator(const Context& context)
+      : context_(context), task_(shared_task()), thread_(ptx::thread_idx()) {}
 
-  // Whole CTA. Adds a partial that counts `contributions` times (its KV tiles; 1 for an empty row); the CTA that brings
-  // the last ones writes the rows out. False: the launch is given up.
-  LIQUIDCP_DEVICE bool add(Partial& partial, i32 contributions, u32 smem_q) const {
-    if (contributions != tile_.merge_count) {  // somebody else contributes too
-      if (!__syncthreads_and(threadIdx.x != 0 || lock())) return false;
+  // Whole CTA. Adds the task's partial, which counts its KV tiles (1 for an empty row); the CTA that brings the last ones
+  // writes the rows out. False: the launch is given up.
+  LIQUIDCP_DEVICE bool add(Partial& partial, u32 smem_q) const {
+    const i32 contributions = max_of(task_.num_tiles, 1), wanted = tile().merge_count;
+    if (contributions != wanted) {  // somebody else contributes too
+      if (!__syncthreads_and(thread_ != 0 || lock())) return false;
       const i32 before = static_cast<i32>(context_.shared.merged);
-      const bool last = before + contributions == tile_.merge_count;
+      const bool last = before + contributions == wanted;
       if (before > 0) merge_state(partial);
       if (!last) store_state(partial);
       __syncthreads();  // the state is read and written before thread 0 lets go of it
-      if (threadIdx.x == 0 && !fault_drops(context_.watch, FaultKind::LOCK, q_tile_)) {
+      if (thread_ == 0 && !fault_drops(context_.watch, FaultKind::LOCK, task_.q_tile)) {
         ptx::st_release_gpu(word(), tagged(context_.watch.epoch, static_cast<u32>(before + contributions)));
       }
       if (!last) return true;
@@ -47,7 +43,13 @@ class Accumulator {
   }
 
  private:
-  LIQUIDCP_DEVICE u64* word() const { return context_.rank.merged + slot_; }
+  LIQUIDCP_DEVICE const QTileDesc& tile() const { return context_.plan.q_tiles()[task_.q_tile]; }
+  LIQUIDCP_DEVICE i64 slot() const {
+    return static_cast<i64>(task_.q_tile) * context_.params.num_heads_q + task_.head;
+  }
+  LIQUIDCP_DEVICE u64* word() const { return context_.rank.merged + slot(); }
+  LIQUIDCP_DEVICE i32 lane() const { return thread_ & 31; }
+  LIQUIDCP_DEVICE i32 first_row() const { return (thread_ >> 5) * 16; }  // of this warp
 
   // Thread 0. Between this and the release nothing waits for another CTA, so lock holders always get on.
   LIQUIDCP_DEVICE bool lock() const {
@@ -63,7 +65,7 @@ class Accumulator {
       if (start == 0) start = now;
       if (context_.watch.aborted()) return false;
       if (now - start > context_.params.budget_ns) {
-        context_.watch.fail(ErrorCode::LOCK, context_.watch.rank, q_tile_, 0, 1, now - start);
+        context_.watch.fail(ErrorCode::LOCK, context_.watch.rank, task_.q_tile, 0, 1, now - start);
         return false;
       }
       ptx::nanosleep(50);
@@ -72,10 +74,10 @@ class Accumulator {
 
   // Fragment order: 16 bytes a thread, one after another, so that every access is coalesced.
   LIQUIDCP_DEVICE f32* state_out() const {
-    return context_.rank.state_out + slot_ * config::BLOCK_Q * config::HEAD_DIM + threadIdx.x * 4;
+    return context_.rank.state_out + slot() * config::BLOCK_Q * config::HEAD_DIM + thread_ * 4;
   }
   LIQUIDCP_DEVICE f32* state_lse(i32 r) const {
-    return context_.rank.state_lse + slot_ * config::BLOCK_Q + first_row_ + (lane_ >> 2) + 8 * r;
+    return context_.rank.state_lse + slot() * config::BLOCK_Q + first_row() + (lane() >> 2) + 8 * r;
   }
 
   LIQUIDCP_DEVICE void merge_state(Partial& partial) const {
@@ -88,6 +90,7 @@ class Accumulator {
     __syncwarp();  // lanes of a quad read the same lse, and one of them will store it
 #pragma unroll
     for (i32 n = 0; n < OUT_TILES; ++n) {
+      if (n % 4 == 0) __syncwarp();  // no more loads at a time than there are registers for
       f32 before[4];
       ptx::ld_relaxed_gpu_v4_f32(state_out() + n * config::NUM_THREADS * 4, before);
 #pragma unroll
@@ -96,7 +99,7 @@ class Accumulator {
   }
 
   LIQUIDCP_DEVICE void store_state(const Partial& partial) const {
-    if ((lane_ & 3) == 0) {
+    if ((lane() & 3) == 0) {
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) ptx::st_relaxed_gpu_f32(state_lse(r), partial.lse[r]);
     }
@@ -122,13 +125,15 @@ class Accumulator {
 
   // Finished rows, through this warp's own rows of the query tile (which it has in registers), to store 16 bytes a lane.
   LIQUIDCP_DEVICE void write_rows(Partial& partial, u32 smem_q) const {
-    if (context_.rank.sinks != nullptr) add_sink(partial, context_.rank.sinks[head_]);
-    if ((lane_ & 3) == 0) {
+    if (context_.rank.sinks != nullptr) add_sink(partial, context_.rank.sinks[task_.head]);
+    const i32 rows = task_.queries.rows;
+    const i64 token = tile().token;
+    if ((lane() & 3) == 0) {
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) {
-        const i32 row = first_row_ + (lane_ >> 2) + 8 * r;
+        const i32 row = first_row() + (lane() >> 2) + 8 * r;
         const i64 num_tokens = context_.plan.header().num_local_q_tokens;
-        if (row < tile_.rows) context_.rank.lse[head_ * num_tokens + tile_.token + row] = partial.lse[r];
+        if (row < rows) context_.rank.lse[task_.head * num_tokens + token + row] = partial.lse[r];
       }
     }
     __syncwarp();
@@ -136,26 +141,25 @@ class Accumulator {
     for (i32 n = 0; n < OUT_TILES; ++n) {
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) {
-        const u32 chunk = chunk_address(smem_q, first_row_ + (lane_ >> 2) + 8 * r, n);
-        ptx::st_shared_u32(chunk + (lane_ & 3) * 4, pack_pair(partial.out[n][2 * r], partial.out[n][2 * r + 1]));
+        const u32 chunk = chunk_address(smem_q, first_row() + (lane() >> 2) + 8 * r, n);
+        ptx::st_shared_u32(chunk + (lane() & 3) * 4, pack_pair(partial.out[n][2 * r], partial.out[n][2 * r + 1]));
       }
     }
     __syncwarp();
+    const i64 stride = context_.rank.out_token_stride;
+    u8* out = static_cast<u8*>(context_.rank.out) +
+              (token * stride + task_.head * context_.rank.out_head_stride) * ELEMENT_BYTES;
 #pragma unroll
     for (i32 i = 0; i < 16 * ROW_CHUNKS / 32; ++i) {
-      const i32 row = first_row_ + (i * 32 + lane_) / ROW_CHUNKS, chunk = (i * 32 + lane_) % ROW_CHUNKS;
-      if (row >= tile_.rows) continue;
-      const i64 element = (static_cast<i64>(tile_.token) + row) * context_.rank.out_token_stride +
-                          head_ * context_.rank.out_head_stride;
-      ptx::st_v4(static_cast<u8*>(context_.rank.out) + element * ELEMENT_BYTES + chunk * 16,
-                 ptx::ld_shared_v4(chunk_address(smem_q, row, chunk)));
+      const i32 row = first_row() + (i * 32 + lane()) / ROW_CHUNKS, chunk = (i * 32 + lane()) % ROW_CHUNKS;
+      if (row >= rows) continue;
+      ptx::st_v4(out + row * stride * ELEMENT_BYTES + chunk * 16, ptx::ld_shared_v4(chunk_address(smem_q, row, chunk)));
     }
   }
 
   const Context& context_;
-  const QTileDesc& tile_;
-  i32 head_, lane_, first_row_, q_tile_;
-  i64 slot_;
+  const AttentionTask& task_;
+  const i32 thread_;
 };
 
 }  // namespace liquidcp

@@ -11,26 +11,23 @@ namespace liquidcp {
 class ComputeTask {
  public:
   LIQUIDCP_DEVICE ComputeTask(const Context& context, const Claim& claim)
-      : context_(context),
-        claim_(claim),
-        row_(context.plan.rows()[claim.row]),
-        q_tile_(context.plan.q_list()[row_.q_lo + claim.unit / context.params.num_heads_q]),
-        head_(claim.unit % context.params.num_heads_q),
-        lane_(static_cast<i32>(threadIdx.x & 31)),
-        warp_(static_cast<i32>(threadIdx.x >> 5)) {}
+      : context_(context), claim_(claim), task_(shared_task()), thread_(ptx::thread_idx()) {}
 
   // Whole CTA. False: the launch is given up.
   LIQUIDCP_DEVICE bool run() const {
     const u64 begin = trace_begin();
-    const KvWalk walk(context_, row_, queries(), head_ / context_.params.qheads_per_kvhead, claim_.lo, claim_.hi);
-    if (warp_ == 0) walk.start();
+    const KvWalk walk(context_);
+    if (warp() == 0) {
+      if (thread_ == 0) shared_task() = make_task(context_, claim_);
+      __syncwarp();
+      walk.start();
+    }
     if (!__syncthreads_and(wait_for_tiles())) return false;
     Partial partial;
     attend(walk, partial);
-    const i32 contributions = max_of(claim_.hi - claim_.lo, 1);
     context_.record(TraceKind::COMPUTE, claim_.row, claim_.unit, begin);
     const u64 merge_begin = trace_begin();
-    const bool going = Accumulator(context_, q_tile_, head_).add(partial, contributions, context_.smem + SMEM_Q);
+    const bool going = Accumulator(context_).add(partial, context_.smem + SMEM_Q);
     context_.record(TraceKind::MERGE, claim_.row, claim_.unit, merge_begin);
     return going;
   }
@@ -38,10 +35,11 @@ class ComputeTask {
  private:
   // Rows that do not form by readiness wait for each pulled tile, all at once; ready intervals never wait here.
   LIQUIDCP_DEVICE bool wait_for_tiles() const {
-    if (row_.formation != static_cast<i32>(Formation::STATIC)) return true;
+    const RowDesc& row = context_.plan.rows()[claim_.row];
+    if (row.formation != static_cast<i32>(Formation::STATIC)) return true;
     bool landed = true;
-    for (i32 i = static_cast<i32>(threadIdx.x); i < row_.num_kv_tiles && landed; i += config::NUM_THREADS) {
-      const i32 signal = context_.plan.kv_tiles()[context_.plan.kv_list()[row_.kv_list + i]].signal;
+    for (i32 i = thread_; i < row.num_kv_tiles && landed; i += config::NUM_THREADS) {
+      const i32 signal = context_.plan.kv_tiles()[context_.plan.kv_list()[row.kv_list + i]].signal;
       if (signal < 0) continue;
       landed = context_.watch.wait(context_.rank.signals + signal, context_.plan.signals()[signal].expected,
                                    ErrorCode::SIGNAL, context_.watch.rank, signal);
@@ -61,11 +59,11 @@ class ComputeTask {
       ptx::cp_async_commit();
       ptx::cp_async_wait<1>();
       __syncthreads();
-      QueryOperands q(context_.smem + SMEM_Q, warp_ * 16, lane_);
+      QueryOperands q(context_.smem + SMEM_Q, warp() * 16, lane());
       q.load();
-      const SequenceDesc& sequence = context_.plan.sequences()[row_.sequence];
-      const RowsMask mask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, queries(), warp_ * 16,
-                          lane_);
+      const SequenceDesc& sequence = context_.plan.sequences()[context_.plan.rows()[task_.row].sequence];
+      const RowsMask mask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, task_.queries,
+                          warp() * 16, lane());
       const ScoreScale scale(context_.params);
       for (i32 i = 0;; ++i) {
         const u32 buffer = i & 1;
@@ -77,35 +75,29 @@ class ComputeTask {
         f32 s[SCORE_TILES][4];
         const StepView view = mask.look(walk.step(i));
         if (view.any) {
-          multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane_);
+          multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane());
           scale.cap(s);
-          if (!view.all) hide_keys(s, view, lane_);
+          if (!view.all) hide_keys(s, view, lane());
           rows.update(s, partial.out, scale.log2);
         }
         ptx::cp_async_wait<1>();  // V of this step
         __syncthreads();
         if (more) start_v(walk.step(i + 1), buffer ^ 1);
         ptx::cp_async_commit();
-        if (warp_ == 0) walk.look_ahead(i + 1);
-        if (view.any) multiply_pv(partial.out, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane_);
+        if (warp() == 0) walk.look_ahead(i + 1);
+        if (view.any) multiply_pv(partial.out, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane());
         if (!more) break;
       }
     }
     rows.finish(partial.out, partial.lse);
   }
 
-  LIQUIDCP_DEVICE QueryRange queries() const {
-    const SequenceDesc& sequence = context_.plan.sequences()[row_.sequence];
-    const QTileDesc& tile = context_.plan.q_tiles()[q_tile_];
-    return {tile.position, tile.position + sequence.kv_length - sequence.q_length, tile.rows};
-  }
-
   LIQUIDCP_DEVICE void start_q() const {
-    const QTileDesc& tile = context_.plan.q_tiles()[q_tile_];
     const RankParams& rank = context_.rank;
-    const i64 element = tile.token * rank.q_token_stride + head_ * rank.q_head_stride;
+    const i64 token = context_.plan.q_tiles()[task_.q_tile].token;
+    const i64 element = token * rank.q_token_stride + task_.head * rank.q_head_stride;
     load_tile_async<config::BLOCK_Q>(context_.smem + SMEM_Q, static_cast<const u8*>(rank.q) + element * ELEMENT_BYTES,
-                                     rank.q_token_stride * ELEMENT_BYTES, tile.rows);
+                                     rank.q_token_stride * ELEMENT_BYTES, task_.queries.rows);
   }
   LIQUIDCP_DEVICE void start_k(const KvStep& step, u32 buffer) const {
     load_tile_async<config::KV_STEP>(context_.smem + SMEM_K + buffer * STEP_BYTES, step.k,
@@ -116,10 +108,13 @@ class ComputeTask {
                                      static_cast<i64>(step.v_stride) * 16, step.num_keys);
   }
 
+  LIQUIDCP_DEVICE i32 lane() const { return thread_ & 31; }
+  LIQUIDCP_DEVICE i32 warp() const { return thread_ >> 5; }
+
   const Context& context_;
-  Claim claim_;
-  const RowDesc& row_;
-  i32 q_tile_, head_, lane_, warp_;
+  const Claim claim_;
+  const AttentionTask& task_;
+  const i32 thread_;
 };
 
 }  // namespace liquidcp

@@ -2,8 +2,7 @@
 // The keys of a claim, step by step: logical tiles of a row -> physical tiles -> rows in memory. One warp looks ahead, a
 // lane a step, and leaves the steps that the query tile sees in shared memory; what no row sees is never loaded.
 #include <liquidcp/attention/mask.cuh>
-#include <liquidcp/common/shared_memory.cuh>
-#include <liquidcp/tasks/context.cuh>
+#include <liquidcp/tasks/attention_task.cuh>
 #include <liquidcp/sync/prefix.cuh>
 
 namespace liquidcp {
@@ -14,25 +13,18 @@ constexpr i32 STEP_SLOTS = 64;  // one round of a warp beyond the 32 steps that 
 struct StepQueue {
   KvStep steps[STEP_SLOTS];
   i32 found;   // steps put here so far
-  i32 looked;  // steps of the claim looked at so far, with those that nobody sees
+  i32 looked;  // steps of the task looked at so far, with those that nobody sees
 };
 
+// Of the task in shared memory.
 class KvWalk {
  public:
-  LIQUIDCP_DEVICE KvWalk(const Context& context, const RowDesc& row, const QueryRange& queries, i32 kv_head, i32 lo,
-                         i32 hi)
-      : context_(context),
-        row_(row),
-        sequence_(context.plan.sequences()[row.sequence]),
-        queue_(static_smem<StepQueue>()),
-        queries_(queries),
-        kv_head_(kv_head),
-        lo_(lo),
-        num_steps_((hi - lo) * STEPS_PER_TILE) {}
+  LIQUIDCP_DEVICE explicit KvWalk(const Context& context)
+      : context_(context), task_(shared_task()), queue_(static_smem<StepQueue>()) {}
 
   // The first warp, before a barrier.
   LIQUIDCP_DEVICE void start() const {
-    if (threadIdx.x == 0) queue_.found = queue_.looked = 0;
+    if (ptx::thread_idx() == 0) queue_.found = queue_.looked = 0;
     __syncwarp();
     look_ahead(0);
   }
@@ -40,18 +32,20 @@ class KvWalk {
   // The first warp, between the last reads of step `current` - 1 and a barrier: afterwards 33 steps from `current` on are
   // there, or all that are left.
   LIQUIDCP_DEVICE void look_ahead(i32 current) const {
-    while (queue_.looked < num_steps_ && queue_.found - current <= STEP_SLOTS - 32) look_at_32();
+    while (queue_.looked < num_steps() && queue_.found - current <= STEP_SLOTS - 32) look_at_32();
   }
 
   LIQUIDCP_DEVICE bool has(i32 step) const { return step < queue_.found; }
   LIQUIDCP_DEVICE const KvStep& step(i32 step) const { return queue_.steps[step % STEP_SLOTS]; }
 
  private:
+  LIQUIDCP_DEVICE i32 num_steps() const { return task_.num_tiles * STEPS_PER_TILE; }
+
   LIQUIDCP_DEVICE void look_at_32() const {
-    const u32 lane = threadIdx.x & 31;
+    const u32 lane = static_cast<u32>(ptx::thread_idx()) & 31;
     const i32 idx = queue_.looked + static_cast<i32>(lane), found = queue_.found;
     KvStep step = {};
-    const bool seen = idx < num_steps_ && open(idx, step) && TileMask(mask_data(), mask_size(), queries_).sees(step);
+    const bool seen = idx < num_steps() && open(idx, step);
     const u32 votes = __ballot_sync(FULL_WARP, seen);
     if (seen) queue_.steps[(found + __popc(votes & ((1u << lane) - 1))) % STEP_SLOTS] = step;
     __syncwarp();  // all lanes have read the counts
@@ -62,9 +56,12 @@ class KvWalk {
     __syncwarp();
   }
 
-  // False: the tile ends before this step.
+  // False: the tile ends before this step, or no row of the query tile sees any of it.
   LIQUIDCP_DEVICE bool open(i32 idx, KvStep& step) const {
-    const i32 index = physical(lo_ + idx / STEPS_PER_TILE), first = idx % STEPS_PER_TILE * config::KV_STEP;
+    const RowDesc& row = context_.plan.rows()[task_.row];
+    const SequenceDesc& sequence = context_.plan.sequences()[row.sequence];
+    const i32 index = physical(row, sequence, task_.first_tile + idx / STEPS_PER_TILE);
+    const i32 first = idx % STEPS_PER_TILE * config::KV_STEP;
     const KvTileDesc& tile = context_.plan.kv_tiles()[index];
     if (first >= tile.rows) return false;
     step.position = tile.position + first;
@@ -79,33 +76,28 @@ class KvWalk {
       place(rank.kv_buffer_k, token, packed, config::HEAD_DIM, step.k, step.k_stride);
       place(rank.kv_buffer_v, token, packed, config::HEAD_DIM, step.v, step.v_stride);
     }
-    return true;
+    return TileMask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, task_.queries).sees(step);
   }
 
   // Strides in elements.
   LIQUIDCP_DEVICE void place(const void* tensor, i64 token, i64 token_stride, i64 head_stride, const u8*& first,
                              u32& stride) const {
-    first = static_cast<const u8*>(tensor) + (token * token_stride + kv_head_ * head_stride) * ELEMENT_BYTES;
+    const i64 element = token * token_stride + task_.kv_head * head_stride;
+    first = static_cast<const u8*>(tensor) + element * ELEMENT_BYTES;
     stride = static_cast<u32>(token_stride * ELEMENT_BYTES / 16);
   }
 
   // Own tiles come first in the order of a ready row, then arrivals in the order of the committed prefix.
-  LIQUIDCP_DEVICE i32 physical(i32 tile) const {
-    if (row_.formation == static_cast<i32>(Formation::STATIC)) return context_.plan.kv_list()[row_.kv_list + tile];
-    const i32 num_local = row_.local_hi - row_.local_lo;
-    if (tile < num_local) return row_.local_lo + tile;
-    return arrival_at(context_.rank, sequence_, tile - num_local);
+  LIQUIDCP_DEVICE i32 physical(const RowDesc& row, const SequenceDesc& sequence, i32 tile) const {
+    if (row.formation == static_cast<i32>(Formation::STATIC)) return context_.plan.kv_list()[row.kv_list + tile];
+    const i32 num_local = row.local_hi - row.local_lo;
+    if (tile < num_local) return row.local_lo + tile;
+    return arrival_at(context_.rank, sequence, tile - num_local);
   }
 
-  LIQUIDCP_DEVICE const i32* mask_data() const { return context_.plan.mask_data() + sequence_.mask_base; }
-  LIQUIDCP_DEVICE i32 mask_size() const { return sequence_.mask_size; }
-
   const Context& context_;
-  const RowDesc& row_;
-  const SequenceDesc& sequence_;
+  const AttentionTask& task_;
   StepQueue& queue_;
-  QueryRange queries_;
-  i32 kv_head_, lo_, num_steps_;
 };
 
 }  // namespace liquidcp

@@ -38,6 +38,7 @@ LIQUIDCP_DEVICE u16 float_to_f16(f32 x) {
 }
 
 LIQUIDCP_DEVICE f32 ex2(f32 x) { return std::exp2(x); }
+LIQUIDCP_DEVICE f32 rcp(f32 x) { return 1.0f / x; }
 LIQUIDCP_DEVICE u32 cvt_f16x2(f32 lo, f32 hi) { return static_cast<u32>(float_to_f16(hi)) << 16 | float_to_f16(lo); }
 LIQUIDCP_DEVICE u32 cvt_bf16x2(f32 lo, f32 hi) {
   return static_cast<u32>(float_to_bf16(hi)) << 16 | float_to_bf16(lo);
