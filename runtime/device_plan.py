@@ -117,6 +117,7 @@ def make_device_plan(plan: Plan, device: torch.device) -> DevicePlan:
     params["world"] = plan.world
     params["num_heads_q"], params["num_heads_kv"] = p.num_heads_q, p.num_heads_kv
     params["qheads_per_kvhead"], params["softmax_scale"] = p.group_size, p.scale
+    params["softcap"] = p.softcap or 0.0
     return DevicePlan(ranks=tuple(workspaces), control=control, error=error, params=params)
 
 

@@ -22,6 +22,8 @@ class EmulatedWorld(LoopbackWorld):
         ctas_per_rank, num_comm_ctas: the grid.
         wait_budget: seconds of emulated time: 1 ns for each switch between threads, and all sleeps.
         seed: of the order in which threads run; each launch takes the next one.
+        sinks: fp32 [num_heads_q], if the problem has any.
+        strided: local tensors lie heads first, with a gap between tokens.
     """
 
     def __init__(
@@ -33,14 +35,34 @@ class EmulatedWorld(LoopbackWorld):
         num_comm_ctas: int = 1,
         wait_budget: float = 1.0,
         seed: int = 0,
+        sinks: torch.Tensor | None = None,
+        strided: bool = False,
     ) -> None:
         super().__init__(world_size, torch.device("cpu"), num_comm_ctas, wait_budget, None)
         self._emulated, self._num_comm_ctas = kernels, num_comm_ctas
         self._ctas_per_rank, self._seed = ctas_per_rank, seed
+        self._sinks, self._strided = sinks, strided
 
     def grid(self, plan: Plan) -> tuple[int, int]:
         return self._ctas_per_rank, self._num_comm_ctas
 
+    def _launch(self, plan: Plan, q: list, k: list, v: list, out: list, lse: list) -> None:
+        if not self._strided:
+            return super()._launch(plan, q, k, v, out, lse)
+        spread = [[_heads_first(tensor) for tensor in tensors] for tensors in (q, k, v, out)]
+        super()._launch(plan, *spread, lse)
+        for packed, strided in zip(out, spread[3], strict=True):
+            packed.copy_(strided)
+
     def _run_kernel(self, plan: Plan, params: np.ndarray) -> None:
         self._seed += 1
+        if self._sinks is not None:
+            params["ranks"]["sinks"][0, : self.world_size] = self._sinks.data_ptr()
         self._emulated(plan.spec).launch(self._ctas_per_rank * self.world_size, params, self._seed)
+
+
+def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
+    """The same [tokens, heads, head_dim] over memory [heads, tokens, head_dim + 8] whose gaps are NaN."""
+    tokens, heads, head_dim = tensor.shape
+    memory = torch.full((heads, tokens, head_dim + 8), float("nan"), dtype=tensor.dtype)
+    return memory[..., :head_dim].transpose(0, 1).copy_(tensor)
