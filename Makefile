@@ -6,7 +6,7 @@ STAMP := $(VENV)/.liquidcp-setup
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint test-long test-gpu clean
+.PHONY: help setup demo test check lint kernels test-long test-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ lint: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python tools/size_check.py
 	$(BIN)/python tools/import_check.py
+
+kernels: $(STAMP) ## compile every shipped kernel and print what each costs, in minutes
+	$(BIN)/python tools/build_kernels.py
 
 test-long: $(STAMP) ## the tests that take minutes
 	$(PYTEST) -n 2 -m "long and not gpu"

@@ -4,6 +4,7 @@
 
 ``OUT`` receives one self-contained .cu a kernel and, with ``--nvcc``, a cubin for each architecture and a table of what
 each costs. Fails if one does not compile, spills or has an advisory that ``ir/ptxas_log.py`` refuses.
+``tools/build_kernels.py`` does the same with NVRTC, in parallel.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from liquidcp_compiler.codegen.emitter import GeneratedKernel, emit
 from liquidcp_compiler.codegen.support import DTYPES, HEAD_DIMS, MASKS
 from liquidcp_compiler.errors import CodegenError, KernelCostError
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
+from liquidcp_compiler.ir.layout import MaskKind
 from liquidcp_compiler.ir.problem import DType
 from liquidcp_compiler.ir.ptxas_log import refused_advisories
 
@@ -32,18 +34,40 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 
 
+#: Head sizes that are covered with every mask: the smallest, the usual, the largest.
+_MAIN_HEAD_DIMS = (64, 128, 256)
+
+
 def specs() -> Iterator[KernelSpec]:
-    """Every supported specification with tiles of 128 rows."""
-    for dtype, head_dim, mask in itertools.product(DTYPES, HEAD_DIMS, MASKS):
-        yield KernelSpec(
-            head_dim=head_dim,
-            dtype=DType(dtype),
-            block_q=128,
-            block_kv=128,
-            mask=mask,
-            softcap=False,
-            reductions=False,
-        )
+    """Every supported specification with tiles of 128 rows: the kernels that are shipped."""
+    for dtype, head_dim, mask, softcap in itertools.product(DTYPES, HEAD_DIMS, MASKS, (False, True)):
+        yield _spec(dtype, head_dim, mask, softcap)
+
+
+def covering_specs() -> Iterator[KernelSpec]:
+    """A fifth of :func:`specs`: each head_dim and each mask with every pair of dtype and softcap, each head_dim with
+    four masks, and the main ones with all six."""
+    masks = itertools.cycle(MASKS)
+    for i, head_dim in enumerate(HEAD_DIMS):
+        pairs = list(itertools.product(DTYPES, (False, True)))
+        pairs = pairs[i % 2 :] + pairs[: i % 2]  # else every second mask would always meet the same pairs
+        used = [(*pair, next(masks)) for pair in pairs]
+        if head_dim in _MAIN_HEAD_DIMS:
+            used += [(DTYPES[0], False, mask) for mask in MASKS if all(mask != other for *_, other in used)]
+        for dtype, softcap, mask in used:
+            yield _spec(dtype, head_dim, mask, softcap)
+
+
+def _spec(dtype: str, head_dim: int, mask: MaskKind, softcap: bool) -> KernelSpec:
+    return KernelSpec(
+        head_dim=head_dim,
+        dtype=DType(dtype),
+        block_q=128,
+        block_kv=128,
+        mask=mask,
+        softcap=softcap,
+        reductions=False,
+    )
 
 
 def compile_with_nvcc(kernel: GeneratedKernel, source: Path, arch: str, nvcc: str) -> str:
@@ -69,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="build_all", description="Write every kernel as one file.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--nvcc", help="also compile, with this nvcc")
-    parser.add_argument("--arch", nargs="*", choices=tuple(ARCH_OPTIONS), default=("sm_80", "sm_90a"))
+    parser.add_argument("--arch", nargs="*", choices=tuple(ARCH_OPTIONS), default=tuple(ARCH_OPTIONS))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     for kernel in map(emit, specs()):

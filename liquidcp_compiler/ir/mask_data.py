@@ -39,15 +39,16 @@ def _of_sequence(bound: BoundMask, sequence: int) -> NDArray | list[int]:
     if isinstance(bound, SharedPrefixBoundMask):
         return np.concatenate(([bound.prefix], np.unique(bound.doc_starts)))
     if isinstance(mask, BlockSparse):
-        return _block_bits(mask, int(bound.kv_lengths[sequence]))
+        return _block_bits(mask, int(bound.q_lengths[sequence]), int(bound.kv_lengths[sequence]))
     return []
 
 
-def _block_bits(mask: BlockSparse, kv_length: int) -> NDArray:
+def _block_bits(mask: BlockSparse, q_length: int, kv_length: int) -> NDArray:
     num_blocks = -(-kv_length // mask.block)
     num_words = max(-(-num_blocks // 32), 1)
     bits = np.zeros((len(mask.rows), num_words * 32), bool)
     for i, row in enumerate(mask.rows):
         bits[i, list(row)] = True
     words = np.packbits(bits, axis=1, bitorder="little").view("<u4").astype(np.int64)
-    return np.concatenate(([mask.block, num_words], words.ravel()))
+    # A block longer than the sequence is cut to it, so that kernels may add it to a position in 32 bits.
+    return np.concatenate(([min(mask.block, max(q_length, kv_length, 1)), num_words], words.ravel()))

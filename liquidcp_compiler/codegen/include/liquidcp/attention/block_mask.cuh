@@ -50,25 +50,26 @@ class BlockTile {
 
 class BlockRows {
  public:
-  LIQUIDCP_DEVICE BlockRows(const i32* data, i32, const QueryRange& tile, i32 first_row, i32 lane) {
-    const BlockBits bits(data);
-    block_ = bits.block();
+  LIQUIDCP_DEVICE BlockRows(const i32* data, i32, const QueryRange& tile, i32 first_row, i32 lane) : data_(data) {
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      words_[r] = bits.row((tile.index + min_of(first_row + (lane >> 2) + 8 * r, tile.rows - 1)) / block_);
+      const i32 row = min_of(first_row + (lane >> 2) + 8 * r, tile.rows - 1);
+      query_block_[r] = (tile.index + row) / BlockBits(data).block();
     }
   }
 
   // Whole warp.
   LIQUIDCP_DEVICE StepView look(const KvStep& step) const {
+    const BlockBits bits(data_);
+    const i32 block = bits.block(), end = step.position + step.num_keys;
     StepView view;
     view.keys[0] = view.keys[1] = 0;
-    for (i32 b = step.position / block_; b * block_ < step.position + step.num_keys; ++b) {
-      const i32 begin = b * block_ - step.position;
-      const KeyBits keys = first_keys(begin + block_) & ~first_keys(begin);
+    for (i32 b = step.position / block; b * block < end; ++b) {
+      const i32 begin = b * block - step.position;
+      const KeyBits keys = first_keys(begin + block) & ~first_keys(begin);
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) {
-        if (words_[r][b >> 5] >> (b & 31) & 1) view.keys[r] |= keys;
+        if (bits.row(query_block_[r])[b >> 5] >> (b & 31) & 1) view.keys[r] |= keys;
       }
     }
 #pragma unroll
@@ -79,8 +80,8 @@ class BlockRows {
   }
 
  private:
-  i32 block_;
-  const u32* words_[2];
+  const i32* data_;
+  i32 query_block_[2];
 };
 
 }  // namespace liquidcp

@@ -1,6 +1,7 @@
 #pragma once
 // Merge of two partial states (out, lse) of one row: the only place where it is written.
 #include <liquidcp/common/math.cuh>
+#include <liquidcp/ptx/convert.cuh>
 
 namespace liquidcp {
 
@@ -13,7 +14,7 @@ LIQUIDCP_DEVICE MergeWeights merge_weights(f32 lse_a, f32 lse_b) {
   const f32 top = fmaxf(lse_a, lse_b);
   if (top == neg_inf()) return {0.0f, 0.0f, neg_inf()};
   const f32 a = expf(lse_a - top), b = expf(lse_b - top);
-  const f32 sum = a + b, inverse = 1.0f / sum;
+  const f32 sum = a + b, inverse = ptx::rcp(sum);  // of 1 to 2
   return {a * inverse, b * inverse, top + logf(sum)};
 }
 

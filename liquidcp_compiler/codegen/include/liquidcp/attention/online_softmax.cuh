@@ -45,7 +45,7 @@ struct SoftmaxRows {
     for (i32 r = 0; r < 2; ++r) {
       const f32 sum = quad_sum(row_sum[r]);
       const bool empty = sum == 0.0f;  // a NaN is not empty: it must be seen
-      const f32 inverse = empty ? 0.0f : 1.0f / sum;
+      const f32 inverse = empty ? 0.0f : ptx::rcp(sum);
       lse[r] = empty ? neg_inf() : row_max[r] * LN_2 + logf(sum);
 #pragma unroll
       for (i32 n = 0; n < OUT_TILES; ++n) {

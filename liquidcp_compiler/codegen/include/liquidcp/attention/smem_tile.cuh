@@ -27,7 +27,7 @@ template <i32 ROWS>
 LIQUIDCP_DEVICE void load_tile_async(u32 tile, const u8* first, i64 stride, i32 rows) {
   constexpr i32 NUM_CHUNKS = ROWS * ROW_CHUNKS;
   const i32 thread = ptx::thread_idx();
-#pragma unroll
+#pragma unroll 8
   for (i32 i = 0; i < ceil_div(NUM_CHUNKS, config::NUM_THREADS); ++i) {
     const i32 idx = i * config::NUM_THREADS + thread;
     if (NUM_CHUNKS % config::NUM_THREADS != 0 && idx >= NUM_CHUNKS) break;

@@ -1,7 +1,7 @@
 #pragma once
 // Where the result of a claim goes: into the running state of its (query tile, head), or out of the kernel.
 #include <liquidcp/attention/combine.cuh>
-#include <liquidcp/attention/online_softmax.cuh>
+#include <liquidcp/attention/partial_tile.cuh>
 #include <liquidcp/tasks/attention_task.cuh>
 
 namespace liquidcp {
@@ -9,36 +9,30 @@ namespace liquidcp {
 // Value of a `merged` word while one CTA reads and writes the state.
 constexpr u32 LOCKED = 0xffffffffu;
 
-// The thread's part of a partial state: 16 rows a warp, rows lane / 4 and lane / 4 + 8 of them here.
-struct Partial {
-  f32 out[OUT_TILES][4];
-  f32 lse[2];
-};
-
 // Of the (query tile, head) of the task in shared memory. The word counts merged KV tiles and is the lock as well: one
 // atomic does both.
 class Accumulator {
  public:
   LIQUIDCP_DEVICE explicit Accumulator(const Context& context)
-      : context_(context), task_(shared_task()), thread_(ptx::thread_idx()) {}
+      : context_(context), task_(shared_task()), thread_(ptx::thread_idx()), out_(context.smem, thread_) {}
 
-  // Whole CTA. Adds the task's partial, which counts its KV tiles (1 for an empty row); the CTA that brings the last ones
-  // writes the rows out. False: the launch is given up.
-  LIQUIDCP_DEVICE bool add(Partial& partial, u32 smem_q) const {
+  // Whole CTA. Adds the PartialTile and `lse` of this thread's rows, lane / 4 and that + 8, which count the task's KV tiles
+  // (1 for an empty row); the CTA that brings the last ones writes the rows out. False: the launch is given up.
+  LIQUIDCP_DEVICE bool add(f32 (&lse)[2]) const {
     const i32 contributions = max_of(task_.num_tiles, 1), wanted = tile().merge_count;
     if (contributions != wanted) {  // somebody else contributes too
       if (!__syncthreads_and(thread_ != 0 || lock())) return false;
       const i32 before = static_cast<i32>(context_.shared.merged);
       const bool last = before + contributions == wanted;
-      if (before > 0) merge_state(partial);
-      if (!last) store_state(partial);
+      if (before > 0) merge_state(lse);
+      if (!last) store_state(lse);
       __syncthreads();  // the state is read and written before thread 0 lets go of it
       if (thread_ == 0 && !fault_drops(context_.watch, FaultKind::LOCK, task_.q_tile)) {
         ptx::st_release_gpu(word(), tagged(context_.watch.epoch, static_cast<u32>(before + contributions)));
       }
       if (!last) return true;
     }
-    write_rows(partial, smem_q);
+    write_rows(lse);
     return true;
   }
 
@@ -80,86 +74,87 @@ class Accumulator {
     return context_.rank.state_lse + slot() * config::BLOCK_Q + first_row() + (lane() >> 2) + 8 * r;
   }
 
-  LIQUIDCP_DEVICE void merge_state(Partial& partial) const {
+  LIQUIDCP_DEVICE void merge_state(f32 (&lse)[2]) const {
     MergeWeights w[2];
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      w[r] = merge_weights(ptx::ld_relaxed_gpu_f32(state_lse(r)), partial.lse[r]);
-      partial.lse[r] = w[r].lse;
+      w[r] = merge_weights(ptx::ld_relaxed_gpu_f32(state_lse(r)), lse[r]);
+      lse[r] = w[r].lse;
     }
     __syncwarp();  // lanes of a quad read the same lse, and one of them will store it
-#pragma unroll
+    const f32* state = state_out();
+#pragma unroll 4
     for (i32 n = 0; n < OUT_TILES; ++n) {
-      if (n % 4 == 0) __syncwarp();  // no more loads at a time than there are registers for
-      f32 before[4];
-      ptx::ld_relaxed_gpu_v4_f32(state_out() + n * config::NUM_THREADS * 4, before);
+      f32 before[4], o[4];
+      ptx::ld_relaxed_gpu_v4_f32(state + n * config::NUM_THREADS * 4, before);
+      out_.get(n, o);
 #pragma unroll
-      for (i32 e = 0; e < 4; ++e) partial.out[n][e] = merge(w[e >> 1], before[e], partial.out[n][e]);
+      for (i32 e = 0; e < 4; ++e) o[e] = merge(w[e >> 1], before[e], o[e]);
+      out_.set(n, o);
     }
   }
 
-  LIQUIDCP_DEVICE void store_state(const Partial& partial) const {
+  LIQUIDCP_DEVICE void store_state(const f32 (&lse)[2]) const {
     if ((lane() & 3) == 0) {
 #pragma unroll
-      for (i32 r = 0; r < 2; ++r) ptx::st_relaxed_gpu_f32(state_lse(r), partial.lse[r]);
+      for (i32 r = 0; r < 2; ++r) ptx::st_relaxed_gpu_f32(state_lse(r), lse[r]);
     }
-#pragma unroll
+    f32* state = state_out();
+#pragma unroll 4
     for (i32 n = 0; n < OUT_TILES; ++n) {
-      ptx::st_relaxed_gpu_v4_f32(state_out() + n * config::NUM_THREADS * 4, partial.out[n]);
+      f32 o[4];
+      out_.get(n, o);
+      ptx::st_relaxed_gpu_v4_f32(state + n * config::NUM_THREADS * 4, o);
     }
   }
 
   // One more key, of score `sink` and value 0. Only here, where rows are finished: it counts once.
-  LIQUIDCP_DEVICE void add_sink(Partial& partial, f32 sink) const {
+  LIQUIDCP_DEVICE void add_sink(f32 (&lse)[2], f32 sink) const {
+    MergeWeights w[2];
 #pragma unroll
     for (i32 r = 0; r < 2; ++r) {
-      const MergeWeights w = merge_weights(partial.lse[r], sink);
-      partial.lse[r] = w.lse;
+      w[r] = merge_weights(lse[r], sink);
+      lse[r] = w[r].lse;
+    }
+#pragma unroll 4
+    for (i32 n = 0; n < OUT_TILES; ++n) {
+      f32 o[4];
+      out_.get(n, o);
 #pragma unroll
-      for (i32 n = 0; n < OUT_TILES; ++n) {
-#pragma unroll
-        for (i32 e = 2 * r; e < 2 * r + 2; ++e) partial.out[n][e] = merge(w, partial.out[n][e], 0.0f);
-      }
+      for (i32 e = 0; e < 4; ++e) o[e] = merge(w[e >> 1], o[e], 0.0f);
+      out_.set(n, o);
     }
   }
 
-  // Finished rows, through this warp's own rows of the query tile (which it has in registers), to store 16 bytes a lane.
-  LIQUIDCP_DEVICE void write_rows(Partial& partial, u32 smem_q) const {
-    if (context_.rank.sinks != nullptr) add_sink(partial, context_.rank.sinks[task_.head]);
-    const i32 rows = task_.queries.rows;
-    const i64 token = tile().token;
+  // Finished rows, 16 bytes a lane.
+  LIQUIDCP_DEVICE void write_rows(f32 (&lse)[2]) const {
+    const RankParams& rank = context_.rank;
+    if (rank.sinks != nullptr) add_sink(lse, rank.sinks[task_.head]);
+    const i64 token = tile().token + first_row(), num_tokens = context_.plan.header().num_local_q_tokens;
+    const i32 rows = task_.queries.rows - first_row();  // of this warp; may be none
     if ((lane() & 3) == 0) {
 #pragma unroll
       for (i32 r = 0; r < 2; ++r) {
-        const i32 row = first_row() + (lane() >> 2) + 8 * r;
-        const i64 num_tokens = context_.plan.header().num_local_q_tokens;
-        if (row < rows) context_.rank.lse[task_.head * num_tokens + token + row] = partial.lse[r];
+        const i32 row = (lane() >> 2) + 8 * r;
+        if (row < rows) rank.lse[task_.head * num_tokens + token + row] = lse[r];
       }
     }
-    __syncwarp();
-#pragma unroll
-    for (i32 n = 0; n < OUT_TILES; ++n) {
-#pragma unroll
-      for (i32 r = 0; r < 2; ++r) {
-        const u32 chunk = chunk_address(smem_q, first_row() + (lane() >> 2) + 8 * r, n);
-        ptx::st_shared_u32(chunk + (lane() & 3) * 4, pack_pair(partial.out[n][2 * r], partial.out[n][2 * r + 1]));
+    __syncwarp();  // a row lies with the four lanes that computed it
+    u8* out = static_cast<u8*>(rank.out) +
+              (token * rank.out_token_stride + task_.head * rank.out_head_stride) * ELEMENT_BYTES;
+#pragma unroll 2
+    for (i32 i = lane(); i < 16 * ROW_CHUNKS; i += 32) {
+      const i32 row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
+      if (row < rows) {
+        ptx::st_v4(out + row * rank.out_token_stride * ELEMENT_BYTES + chunk * 16, out_.chunk(row, chunk));
       }
-    }
-    __syncwarp();
-    const i64 stride = context_.rank.out_token_stride;
-    u8* out = static_cast<u8*>(context_.rank.out) +
-              (token * stride + task_.head * context_.rank.out_head_stride) * ELEMENT_BYTES;
-#pragma unroll
-    for (i32 i = 0; i < 16 * ROW_CHUNKS / 32; ++i) {
-      const i32 row = first_row() + (i * 32 + lane()) / ROW_CHUNKS, chunk = (i * 32 + lane()) % ROW_CHUNKS;
-      if (row >= rows) continue;
-      ptx::st_v4(out + row * stride * ELEMENT_BYTES + chunk * 16, ptx::ld_shared_v4(chunk_address(smem_q, row, chunk)));
     }
   }
 
   const Context& context_;
   const AttentionTask& task_;
   const i32 thread_;
+  const PartialTile out_;
 };
 
 }  // namespace liquidcp

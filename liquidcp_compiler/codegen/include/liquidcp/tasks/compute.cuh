@@ -2,6 +2,7 @@
 // Attention of one query tile and head over the KV tiles of a claim. Portable: mma.sync and cp.async, sm_80 and up.
 #include <liquidcp/attention/mask.cuh>
 #include <liquidcp/attention/online_softmax.cuh>
+#include <liquidcp/attention/partial_tile.cuh>
 #include <liquidcp/attention/softcap.cuh>
 #include <liquidcp/tasks/accumulator.cuh>
 #include <liquidcp/tasks/kv_walk.cuh>
@@ -23,11 +24,11 @@ class ComputeTask {
       walk.start();
     }
     if (!__syncthreads_and(wait_for_tiles())) return false;
-    Partial partial;
-    attend(walk, partial);
+    f32 lse[2];
+    attend(walk, lse);
     context_.record(TraceKind::COMPUTE, claim_.row, claim_.unit, begin);
     const u64 merge_begin = trace_begin();
-    const bool going = Accumulator(context_).add(partial, context_.smem + SMEM_Q);
+    const bool going = Accumulator(context_).add(lse);
     context_.record(TraceKind::MERGE, claim_.row, claim_.unit, merge_begin);
     return going;
   }
@@ -47,10 +48,12 @@ class ComputeTask {
     return landed;
   }
 
-  // Two buffers each for K and V. K of the next step is on its way during this step's scores, V during its product.
-  LIQUIDCP_DEVICE void attend(const KvWalk& walk, Partial& partial) const {
+  // Leaves a PartialTile. Two buffers each for K and V: K of the next step is on its way during this step's scores, V
+  // during its product.
+  LIQUIDCP_DEVICE void attend(const KvWalk& walk, f32 (&lse)[2]) const {
     SoftmaxRows rows;
-    for (auto& tile : partial.out) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
+    f32 o[OUT_TILES][4];
+    for (auto& tile : o) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
     if (walk.has(0)) {
       start_q();
       start_k(walk.step(0), 0);
@@ -78,18 +81,20 @@ class ComputeTask {
           multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane());
           scale.cap(s);
           if (!view.all) hide_keys(s, view, lane());
-          rows.update(s, partial.out, scale.log2);
+          rows.update(s, o, scale.log2);
         }
         ptx::cp_async_wait<1>();  // V of this step
         __syncthreads();
         if (more) start_v(walk.step(i + 1), buffer ^ 1);
         ptx::cp_async_commit();
         if (warp() == 0) walk.look_ahead(i + 1);
-        if (view.any) multiply_pv(partial.out, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane());
+        if (view.any) multiply_pv(o, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane());
         if (!more) break;
       }
     }
-    rows.finish(partial.out, partial.lse);
+    rows.finish(o, lse);
+    __syncthreads();  // all warps are done with the last V, and shared memory is free
+    PartialTile(context_.smem, thread_).store(o);
   }
 
   LIQUIDCP_DEVICE void start_q() const {
