@@ -73,4 +73,4 @@ def test_thousands_of_launches() -> None:
         f"\n{NUM_PLANS * LAUNCHES_A_PLAN} launches, memory {min(memory) / 2**20:.1f} to {max(memory) / 2**20:.1f} MiB"
     )
     # Buffers of packed plans are kept for later plans; nothing else may stay.
-    assert max(memory[NUM_PLANS // 2 :]) - min(memory[NUM_PLANS // 2 :]) < 1 << 20
+    assert max(memory[NUM_PLANS // 2 :]) - min(memory[NUM_PLANS // 2 :]) < 4 << 20
