@@ -95,7 +95,10 @@ class GeneratedKernel:
 
 
 def emit(spec: KernelSpec, *, faults: bool = False, trace: bool = False) -> GeneratedKernel:
-    """The kernel for ``spec``; ``faults`` and ``trace``: see :class:`Variant`. Raises CodegenError, naming the field, for what no kernel can be generated for."""
+    """The kernel for ``spec``; ``faults`` and ``trace``: see :class:`Variant`.
+
+    Raises CodegenError, naming the field, for what no kernel can be generated for.
+    """
     check_spec(spec)
     variant = Variant(faults=faults, trace=trace)
     name = spec.name + variant.suffix

@@ -1,6 +1,6 @@
 #pragma once
-// Masks whose rows see one interval of keys, and perhaps a prefix before it: all but block sparse. Positions are indices
-// in the sequence; those of queries are counted from the end of its keys (bottom-right alignment).
+// Masks whose rows see one interval of keys, and perhaps a prefix before it: all but block sparse. Positions are
+// indices in the sequence; those of queries are counted from the end of its keys (bottom-right alignment).
 #include <liquidcp/attention/key_bits.cuh>
 
 namespace liquidcp {
