@@ -161,6 +161,7 @@ def _facts(spec: KernelSpec, variant: Variant) -> list[tuple[str, str]]:
         ("block_q", str(spec.block_q)),
         ("block_kv", str(spec.block_kv)),
         ("softcap", "yes" if spec.softcap else "no"),
+        ("CTA", f"{num_threads(spec)} threads, {smem_bytes(spec)} bytes of dynamic shared memory"),
         ("built with", " and ".join(extras) or "nothing more"),
         ("path", "portable: mma.sync and cp.async, sm_80 and up"),
         ("layout hash", f"{LAYOUT_HASH:016x}"),

@@ -37,7 +37,7 @@ def num_threads(spec: KernelSpec) -> int:
 
 
 def kv_step(spec: KernelSpec) -> int:
-    """Rows of a KV tile in shared memory at a time: with 64 scores a row, more than 128 columns of out would spill."""
+    """Rows of a KV tile in shared memory at a time: 64, or 32 where the accumulators leave no registers for more."""
     return 64 if spec.head_dim <= 128 else 32
 
 

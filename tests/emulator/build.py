@@ -6,6 +6,7 @@ Only what has no meaning on a CPU is replaced: the rooms with PTX and shared mem
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import fcntl
 import hashlib
 import shutil
@@ -87,3 +88,10 @@ def _compile(kernel: GeneratedKernel, folder: Path, library: Path) -> None:
     if done.returncode != 0:
         raise EmulatorError(f"{COMPILER} refuses {kernel.name}:\n{done.stderr}")
     unfinished.replace(library)
+
+
+def with_line_removed(kernel: GeneratedKernel, header: str, line: str) -> GeneratedKernel:
+    """The kernel with a line of one header left out, which must be there once: tests show that its loss is noticed."""
+    text = kernel.headers[header]
+    assert text.count(line) == 1, f"{header} does not have the line any more: {line}"
+    return dataclasses.replace(kernel, headers={**kernel.headers, header: text.replace(line, "")})

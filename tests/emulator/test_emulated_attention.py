@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from liquidcp_compiler.codegen.emitter import emit
 from liquidcp_compiler.driver import plan as make_plan
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import PrefillProblem
 from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
+from tests.emulator.build import build, with_line_removed
+from tests.emulator.memory_layouts import far_apart, heads_first
 from tests.emulator.world import EmulatedWorld
 from tests.numerics import Inputs, passes, prefill, random_inputs, report
 
@@ -26,15 +30,17 @@ pytestmark = pytest.mark.slow
 
 LSE_TOLERANCE = 1e-3
 
+Layout = Callable[[torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Fields of a problem, the size of tiles, and whether tensors lie in memory with strides."""
+    """Fields of a problem, the size of tiles, and how tensors lie in memory."""
 
     lengths: tuple[int, ...]
     fields: dict[str, Any] = field(default_factory=dict)
     tile: int = 64
-    strided: bool = False
+    layout: Layout | None = None
 
 
 def block_rows(num_rows: int, num_columns: int) -> list[list[int]]:
@@ -50,7 +56,7 @@ CASES: dict[str, Case] = {
             "kv_lengths": (170, 30),
             "num_heads_q": 5,
         },
-        strided=True,
+        layout=heads_first,
     ),
     "document d80 fp16 softcap": Case(
         lengths=(200, 60),
@@ -88,7 +94,7 @@ CASES: dict[str, Case] = {
     "causal d256 softcap sinks": Case(
         lengths=(140, 9),
         fields={"mask": {"type": "causal"}, "head_dim": 256, "softcap": 30.0, "sinks": True, "num_heads_q": 1},
-        strided=True,
+        layout=heads_first,
     ),
     "full d208 fp16": Case(
         lengths=(40, 70),
@@ -103,40 +109,38 @@ def problem_of(case: Case, **changes: Any) -> PrefillProblem:
 
 
 def run(
-    kernels: Callable, plan: Plan, inputs: Inputs, strided: bool = False, seed: int = 0
+    kernels: Callable, plan: Plan, inputs: Inputs, layout: Layout | None = None, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     world = EmulatedWorld(plan.world, kernels, seed=seed)
-    if not strided:
+    if layout is None:
         result = world.run(plan, inputs.q, inputs.k, inputs.v, sinks=inputs.sinks)
         world.wait()
         return result
-    tensors = [local_tensors(plan, rank, inputs) for rank in range(plan.world)]
+    tensors = [local_tensors(plan, rank, inputs, layout) for rank in range(plan.world)]
     world.run_local(plan, tensors)
     world.wait()
     return unshard(plan, [x.out for x in tensors]), unshard_lse(plan, [x.lse for x in tensors])
 
 
-def local_tensors(plan: Plan, rank: int, inputs: Inputs) -> RankTensors:
-    """Of one rank, with strides."""
-    q = heads_first(shard_q(plan, rank, inputs.q))
-    k, v = (heads_first(shard_kv(plan, rank, x)) for x in (inputs.k, inputs.v))
+def local_tensors(plan: Plan, rank: int, inputs: Inputs, layout: Layout) -> RankTensors:
+    """Of one rank, laid out in memory by ``layout``."""
+    q = layout(shard_q(plan, rank, inputs.q))
+    k, v = (layout(shard_kv(plan, rank, x)) for x in (inputs.k, inputs.v))
     lse = torch.full(q.shape[1::-1], math.nan)
-    return RankTensors(q=q, k=k, v=v, out=heads_first(torch.full_like(q, math.nan)), lse=lse, sinks=inputs.sinks)
-
-
-def heads_first(x: torch.Tensor) -> torch.Tensor:
-    """The same [tokens, heads, head_dim] over memory [heads, tokens, head_dim + 8] whose gaps are NaN."""
-    tokens, heads, head_dim = x.shape
-    memory = torch.full((heads, tokens, head_dim + 8), math.nan, dtype=x.dtype)
-    return memory[..., :head_dim].transpose(0, 1).copy_(x)
+    return RankTensors(q=q, k=k, v=v, out=layout(torch.full_like(q, math.nan)), lse=lse, sinks=inputs.sinks)
 
 
 def check(
-    kernels: Callable, problem: PrefillProblem, inputs: Inputs, tile: int, world_size: int = 2, strided: bool = False
+    kernels: Callable,
+    problem: PrefillProblem,
+    inputs: Inputs,
+    tile: int,
+    world_size: int = 2,
+    layout: Layout | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run and hold the result to float64: (out, lse)."""
     plan = make_plan(problem, world_size, passes=passes(problem, tile=tile))
-    out, lse = run(kernels, plan, inputs, strided)
+    out, lse = run(kernels, plan, inputs, layout)
     errors = report(problem, inputs, out, lse)
     assert errors.ok(LSE_TOLERANCE), errors.explain(LSE_TOLERANCE)
     return out, lse
@@ -145,7 +149,7 @@ def check(
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_matches_float64(kernels: Callable, case: Case) -> None:
     problem = problem_of(case)
-    check(kernels, problem, random_inputs(problem), case.tile, strided=case.strided)
+    check(kernels, problem, random_inputs(problem), case.tile, layout=case.layout)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -208,3 +212,19 @@ def test_a_long_row_of_visible_steps(kernels: Callable) -> None:
     case = replace(CASES["window d64"], lengths=(20,))
     problem = problem_of(case, mask=mask, kv_lengths=(6400,), num_heads_q=1)
     check(kernels, problem, random_inputs(problem), 64, world_size=1)
+
+
+def test_results_wait_for_the_last_values(kernel_cache: Path) -> None:
+    """The result of a task takes the place of K and V: without a barrier before it, some warp still reads them."""
+    problem = problem_of(CASES["blocks d144 sinks"])
+    plan, inputs = make_plan(problem, 2, passes=passes(problem, tile=128)), random_inputs(problem)
+    barrier = "__syncthreads();  // all warps are done with the last V, and shared memory is free"
+    mutant = build(with_line_removed(emit(plan.spec), "liquidcp/tasks/compute.cuh", barrier), kernel_cache)
+    results = (run(lambda _: mutant, plan, inputs, seed=seed) for seed in range(5))
+    assert not all(report(problem, inputs, *result).ok(LSE_TOLERANCE) for result in results)
+
+
+def test_offsets_need_more_than_32_bits(kernels: Callable) -> None:
+    mask = {"type": "sliding_window", "left": 100, "right": 0}
+    problem = problem_of(replace(CASES["window d64"], lengths=(70,)), mask=mask, kv_lengths=(70,), num_heads_q=2)
+    check(kernels, problem, random_inputs(problem), 64, world_size=1, layout=far_apart)

@@ -5,7 +5,6 @@ What this can and cannot show: docs/kernel.md, "The kernel without a GPU".
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from liquidcp_compiler.codegen.emitter import GeneratedKernel, emit, static_headers
+from liquidcp_compiler.codegen.emitter import emit, static_headers
 from liquidcp_compiler.driver import plan as make_plan
 from liquidcp_compiler.ir.layout import Formation
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem import PrefillProblem
 from tests.emulator import build as builder
-from tests.emulator.build import EmulatorError, build, emulated_headers
+from tests.emulator.build import EmulatorError, build, emulated_headers, with_line_removed
 from tests.emulator.world import EmulatedWorld
 from tests.numerics import passes, prefill, random_inputs, report
 
@@ -124,12 +123,6 @@ def test_a_missing_barrier_is_found(kernel_cache: Path, header: str, barrier: st
         EmulatedWorld(2, lambda _, **__: mutant, seed=seed).run(plan, inputs.q, inputs.k, inputs.v) for seed in range(5)
     )
     assert not all(report(plan.problem, inputs, *result).ok(LSE_TOLERANCE) for result in runs)
-
-
-def with_line_removed(kernel: GeneratedKernel, header: str, line: str) -> GeneratedKernel:
-    text = kernel.headers[header]
-    assert text.count(line) == 1, f"{header} does not have the line any more: {line}"
-    return dataclasses.replace(kernel, headers={**kernel.headers, header: text.replace(line, "")})
 
 
 def test_replaced_headers_are_those_that_no_cpu_can_compile() -> None:

@@ -1,6 +1,6 @@
 #pragma once
-// Masks whose rows see one interval of keys, and perhaps a prefix before it: all but block sparse. Positions are indices
-// in the sequence; those of queries are counted from the end of its keys (bottom-right alignment).
+// Masks whose rows see one interval of keys, and perhaps a prefix before it: all but block sparse. Positions are
+// indices in the sequence; those of queries are counted from the end of its keys (bottom-right alignment).
 #include <liquidcp/attention/key_bits.cuh>
 
 namespace liquidcp {
@@ -81,7 +81,7 @@ class BandRows {
     view.any = __any_sync(FULL_WARP, keys_[0].see_some(step) || keys_[1].see_some(step));
     view.all = !__any_sync(FULL_WARP, !all);
 #pragma unroll
-    for (i32 r = 0; r < 2; ++r) view.keys[r] = keys_[r].of(step);
+    for (i32 r = 0; r < 2; ++r) view.keys[r] = view.all ? ALL_KEYS : keys_[r].of(step);
     return view;
   }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The result of a task, fp32, over all of dynamic shared memory once keys and values are done with. Merging and writing it
-// out go through it 16 bytes at a time, where 128 accumulators a thread and what is merged into them would be too many
-// registers.
+// The result of a task, fp32, over all of dynamic shared memory once keys and values are done with. Merging and writing
+// it out go through it 16 bytes at a time, where 128 accumulators a thread and what is merged into them would be too
+// many registers.
 #include <liquidcp/attention/warp_gemm.cuh>
 #include <liquidcp/ptx/ld_st.cuh>
 #include <liquidcp/ptx/shared_ld_st.cuh>
@@ -23,7 +23,7 @@ class PartialTile {
   LIQUIDCP_DEVICE void get(i32 n, f32 (&o)[4]) const { ptx::ld_shared_v4_f32(address(n, thread_), o); }
   LIQUIDCP_DEVICE void set(i32 n, const f32 (&o)[4]) const { ptx::st_shared_v4_f32(address(n, thread_), o); }
 
-  // Eight columns from 8 `chunk` on, in 16 bits, of a row of this thread's warp (0 .. 15), which its lanes hold together.
+  // Eight columns from 8 `chunk` on, in 16 bits, of a row of this thread's warp (0 .. 15): four lanes hold them.
   LIQUIDCP_DEVICE ptx::Vec16 chunk(i32 row, i32 chunk) const {
     u32 pairs[4];
 #pragma unroll

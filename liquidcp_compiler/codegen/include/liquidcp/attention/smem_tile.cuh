@@ -1,7 +1,7 @@
 #pragma once
-// A tile of 16-bit elements in shared memory: rows of HEAD_DIM elements in 16-byte chunks. The eight rows that an ldmatrix
-// reads must lie in different banks, and 128 bytes, eight chunks, are all banks. Rows of a multiple of eight chunks have
-// their chunks XORed with the row; other rows are an odd number of chunks apart.
+// A tile of 16-bit elements in shared memory: rows of HEAD_DIM elements in 16-byte chunks. The eight rows that an
+// ldmatrix reads must lie in different banks, and 128 bytes, eight chunks, are all banks. Rows of a multiple of eight
+// chunks have their chunks XORed with the row; other rows are an odd number of chunks apart.
 #include <liquidcp/generated/config.cuh>
 #include <liquidcp/ptx/cp_async.cuh>
 #include <liquidcp/ptx/mma.cuh>

@@ -1,6 +1,6 @@
 #pragma once
-// Scores s become softcap * tanh(scale * s / softcap). tanh.approx is too coarse: 5e-4 of a softcap of 50 is an error of
-// 0.025 in lse.
+// Scores s become softcap * tanh(scale * s / softcap). tanh.approx is too coarse: 5e-4 of a softcap of 50 is an error
+// of 0.025 in lse.
 #include <liquidcp/attention/warp_gemm.cuh>
 
 namespace liquidcp {
@@ -15,10 +15,10 @@ LIQUIDCP_DEVICE f32 tanh_of(f32 x) {
   return fmaf(-2.0f, ptx::rcp(1.0f + ptx::ex2(x * (2.0f * LOG2_E))), 1.0f);
 }
 
-// The scale, the cap and the softmax's scale of what comes out.
+// What lies between a product q . k and an exponent of two.
 struct ScoreScale {
-  f32 before;  // factor in front of tanh; only with softcap
-  f32 log2;    // scores to exponents of two
+  f32 before;  // q . k to the argument of tanh; 1 without softcap
+  f32 log2;    // what then comes, q . k or its tanh, to exponents of two
 
   LIQUIDCP_DEVICE explicit ScoreScale(const KernelParams& params)
       : before(config::SOFTCAP ? params.softmax_scale / params.softcap : 1.0f),

@@ -1,6 +1,6 @@
 #pragma once
 // The two products of one warp: 16 query rows against KV_STEP keys.
-// Accumulator layout: s[n][0..1] are columns 8n + 2 (lane % 4) and the next of row lane / 4, s[n][2..3] of that row + 8.
+// Accumulators: s[n][0..1] are columns 8n + 2 (lane % 4) and the next of row lane / 4, s[n][2..3] of that row + 8.
 #include <liquidcp/attention/smem_tile.cuh>
 #include <liquidcp/common/math.cuh>
 #include <liquidcp/ptx/convert.cuh>
@@ -42,7 +42,9 @@ class QueryOperands {
   }
 
  private:
-  LIQUIDCP_DEVICE void read(i32 k, u32 (&a)[4]) const { ptx::ldmatrix_x4(a, chunk_address(tile_, row_, 2 * k + half_)); }
+  LIQUIDCP_DEVICE void read(i32 k, u32 (&a)[4]) const {
+    ptx::ldmatrix_x4(a, chunk_address(tile_, row_, 2 * k + half_));
+  }
 
   u32 tile_;
   i32 row_, half_;

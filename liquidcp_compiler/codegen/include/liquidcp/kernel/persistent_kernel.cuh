@@ -25,10 +25,9 @@ LIQUIDCP_DEVICE void run_compute(const Context& context) {
   ClaimScan scan(context);
   for (i32 tasks_done = 0; !fault_stops(context.watch, tasks_done); ++tasks_done) {
     const u64 begin = trace_begin();
-    __syncthreads();  // nobody still reads the last claim, or shared memory of its task
     if (threadIdx.x == 0) fault_delay(context.watch, DelayPoint::CLAIM);
+    __syncthreads();  // nobody still reads the last claim, or shared memory of its task
     if (threadIdx.x < 32) {
-      __syncwarp();
       Claim claim = {};
       const bool found = scan.next(claim);
       if (threadIdx.x == 0) {

@@ -3,8 +3,8 @@
 
 namespace liquidcp::ptx {
 
-// threadIdx.x, read anew at every call. The compiler keeps whatever follows from threadIdx.x alone in registers over the
-// whole loop of a persistent kernel, a hundred addresses that one task needs once; what follows from this stays where it
+// threadIdx.x, read anew at every call. The compiler keeps what follows from threadIdx.x alone in registers over the
+// whole loop of a persistent kernel, a hundred addresses that a task needs once; what follows from this stays where it
 // is.
 LIQUIDCP_DEVICE i32 thread_idx() {
   i32 idx;

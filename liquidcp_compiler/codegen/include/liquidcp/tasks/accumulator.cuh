@@ -16,8 +16,8 @@ class Accumulator {
   LIQUIDCP_DEVICE explicit Accumulator(const Context& context)
       : context_(context), task_(shared_task()), thread_(ptx::thread_idx()), out_(context.smem, thread_) {}
 
-  // Whole CTA. Adds the PartialTile and `lse` of this thread's rows, lane / 4 and that + 8, which count the task's KV tiles
-  // (1 for an empty row); the CTA that brings the last ones writes the rows out. False: the launch is given up.
+  // Whole CTA. Adds the PartialTile and `lse` of this thread's rows, lane / 4 and that + 8, which count the task's KV
+  // tiles (1 for an empty row); the CTA that brings the last ones writes the rows out. False: the launch is given up.
   LIQUIDCP_DEVICE bool add(f32 (&lse)[2]) const {
     const i32 contributions = max_of(task_.num_tiles, 1), wanted = tile().merge_count;
     if (contributions != wanted) {  // somebody else contributes too

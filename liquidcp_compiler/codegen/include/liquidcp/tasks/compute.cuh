@@ -48,53 +48,59 @@ class ComputeTask {
     return landed;
   }
 
-  // Leaves a PartialTile. Two buffers each for K and V: K of the next step is on its way during this step's scores, V
-  // during its product.
+  // Leaves a PartialTile.
   LIQUIDCP_DEVICE void attend(const KvWalk& walk, f32 (&lse)[2]) const {
     SoftmaxRows rows;
     f32 o[OUT_TILES][4];
     for (auto& tile : o) tile[0] = tile[1] = tile[2] = tile[3] = 0.0f;
-    if (walk.has(0)) {
-      start_q();
-      start_k(walk.step(0), 0);
-      ptx::cp_async_commit();
-      start_v(walk.step(0), 0);
-      ptx::cp_async_commit();
-      ptx::cp_async_wait<1>();
-      __syncthreads();
-      QueryOperands q(context_.smem + SMEM_Q, warp() * 16, lane());
-      q.load();
-      const SequenceDesc& sequence = context_.plan.sequences()[context_.plan.rows()[task_.row].sequence];
-      const RowsMask mask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, task_.queries,
-                          warp() * 16, lane());
-      const ScoreScale scale(context_.params);
-      for (i32 i = 0;; ++i) {
-        const u32 buffer = i & 1;
-        ptx::cp_async_wait<1>();  // K of this step
-        __syncthreads();          // also: all warps are done with the other K buffer
-        const bool more = walk.has(i + 1);
-        if (more) start_k(walk.step(i + 1), buffer ^ 1);
-        ptx::cp_async_commit();
-        f32 s[SCORE_TILES][4];
-        const StepView view = mask.look(walk.step(i));
-        if (view.any) {
-          multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane());
-          scale.cap(s);
-          if (!view.all) hide_keys(s, view, lane());
-          rows.update(s, o, scale.log2);
-        }
-        ptx::cp_async_wait<1>();  // V of this step
-        __syncthreads();
-        if (more) start_v(walk.step(i + 1), buffer ^ 1);
-        ptx::cp_async_commit();
-        if (warp() == 0) walk.look_ahead(i + 1);
-        if (view.any) multiply_pv(o, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane());
-        if (!more) break;
-      }
-    }
+    if (walk.has(0)) attend_steps(walk, rows, o);
     rows.finish(o, lse);
     __syncthreads();  // all warps are done with the last V, and shared memory is free
     PartialTile(context_.smem, thread_).store(o);
+  }
+
+  // Two buffers each for K and V. K of the next step is on its way during this step's scores, V during its product.
+  LIQUIDCP_DEVICE void attend_steps(const KvWalk& walk, SoftmaxRows& rows, f32 (&o)[OUT_TILES][4]) const {
+    start_q();
+    start_k(walk.step(0), 0);
+    ptx::cp_async_commit();
+    start_v(walk.step(0), 0);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<1>();
+    __syncthreads();
+    QueryOperands q(context_.smem + SMEM_Q, warp() * 16, lane());
+    q.load();
+    const RowsMask mask = rows_mask();
+    const ScoreScale scale(context_.params);
+    for (i32 i = 0;; ++i) {
+      const u32 buffer = i & 1;
+      ptx::cp_async_wait<1>();  // K of this step
+      __syncthreads();          // also: all warps are done with the other K buffer
+      const bool more = walk.has(i + 1);
+      if (more) start_k(walk.step(i + 1), buffer ^ 1);
+      ptx::cp_async_commit();
+      f32 s[SCORE_TILES][4];
+      const StepView view = mask.look(walk.step(i));
+      if (view.any) {
+        multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane());
+        scale.cap(s);
+        if (!view.all) hide_keys(s, view, lane());
+        rows.update(s, o, scale.log2);
+      }
+      ptx::cp_async_wait<1>();  // V of this step
+      __syncthreads();
+      if (more) start_v(walk.step(i + 1), buffer ^ 1);
+      ptx::cp_async_commit();
+      if (warp() == 0) walk.look_ahead(i + 1);
+      if (view.any) multiply_pv(o, s, context_.smem + SMEM_V + buffer * STEP_BYTES, lane());
+      if (!more) return;
+    }
+  }
+
+  LIQUIDCP_DEVICE RowsMask rows_mask() const {
+    const SequenceDesc& sequence = context_.plan.sequences()[context_.plan.rows()[task_.row].sequence];
+    return RowsMask(context_.plan.mask_data() + sequence.mask_base, sequence.mask_size, task_.queries, warp() * 16,
+                    lane());
   }
 
   LIQUIDCP_DEVICE void start_q() const {

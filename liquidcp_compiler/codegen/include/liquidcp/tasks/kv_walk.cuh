@@ -1,6 +1,6 @@
 #pragma once
-// The keys of a claim, step by step: logical tiles of a row -> physical tiles -> rows in memory. One warp looks ahead, a
-// lane a step, and leaves the steps that the query tile sees in shared memory; what no row sees is never loaded.
+// The keys of a task, step by step: logical tiles of a row -> physical tiles -> rows in memory. One warp looks ahead,
+// a lane a step, and leaves the steps that the query tile sees in shared memory; what no row sees is never loaded.
 #include <liquidcp/attention/mask.cuh>
 #include <liquidcp/tasks/attention_task.cuh>
 #include <liquidcp/sync/prefix.cuh>
@@ -29,8 +29,8 @@ class KvWalk {
     look_ahead(0);
   }
 
-  // The first warp, between the last reads of step `current` - 1 and a barrier: afterwards 33 steps from `current` on are
-  // there, or all that are left.
+  // The first warp, between the last reads of step `current` - 1 and a barrier: afterwards 33 steps from `current` on
+  // are there, or all that are left.
   LIQUIDCP_DEVICE void look_ahead(i32 current) const {
     while (queue_.looked < num_steps() && queue_.found - current <= STEP_SLOTS - 32) look_at_32();
   }
