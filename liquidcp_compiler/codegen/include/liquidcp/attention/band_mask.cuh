@@ -80,10 +80,10 @@ class BandRows {
     StepView view;
     view.any = __any_sync(FULL_WARP, keys_[0].see_some(step) || keys_[1].see_some(step));
     view.all = !__any_sync(FULL_WARP, !all);
-#pragma unroll
-    for (i32 r = 0; r < 2; ++r) view.keys[r] = view.all ? ALL_KEYS : keys_[r].of(step);
     return view;
   }
+
+  LIQUIDCP_DEVICE KeyBits keys(i32 r, const KvStep& step) const { return keys_[r].of(step); }
 
  private:
   RowKeys keys_[2];

@@ -60,23 +60,22 @@ class BlockRows {
 
   // Whole warp.
   LIQUIDCP_DEVICE StepView look(const KvStep& step) const {
-    const BlockBits bits(data_);
-    const i32 block = bits.block(), end = step.position + step.num_keys;
+    const KeyBits first = keys(0, step), second = keys(1, step);
     StepView view;
-    view.keys[0] = view.keys[1] = 0;
-    for (i32 b = step.position / block; b * block < end; ++b) {
-      const i32 begin = b * block - step.position;
-      const KeyBits keys = first_keys(begin + block) & ~first_keys(begin);
-#pragma unroll
-      for (i32 r = 0; r < 2; ++r) {
-        if (bits.row(query_block_[r])[b >> 5] >> (b & 31) & 1) view.keys[r] |= keys;
-      }
-    }
-#pragma unroll
-    for (i32 r = 0; r < 2; ++r) view.keys[r] &= first_keys(step.num_keys);
-    view.any = __any_sync(FULL_WARP, (view.keys[0] | view.keys[1]) != 0);
-    view.all = !__any_sync(FULL_WARP, (view.keys[0] & view.keys[1]) != ALL_KEYS);
+    view.any = __any_sync(FULL_WARP, (first | second) != 0);
+    view.all = !__any_sync(FULL_WARP, (first & second) != ALL_KEYS);
     return view;
+  }
+
+  LIQUIDCP_DEVICE KeyBits keys(i32 r, const KvStep& step) const {
+    const BlockBits bits(data_);
+    const u32* words = bits.row(query_block_[r]);
+    KeyBits seen = 0;
+    for (i32 b = step.position / bits.block(); b * bits.block() < step.position + step.num_keys; ++b) {
+      const i32 begin = b * bits.block() - step.position;
+      if (words[b >> 5] >> (b & 31) & 1) seen |= first_keys(begin + bits.block()) & ~first_keys(begin);
+    }
+    return seen & first_keys(step.num_keys);
   }
 
  private:

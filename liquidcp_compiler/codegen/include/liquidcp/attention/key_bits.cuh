@@ -30,17 +30,18 @@ LIQUIDCP_DEVICE KeyBits first_keys(i32 n) {
   return n <= 0 ? 0 : n >= config::KV_STEP ? ALL_KEYS : (KeyBits{1} << n) - 1;
 }
 
-// How the warp's 16 rows see a step. The first two are the same in all lanes.
+// How the warp's 16 rows see a step; the same in all lanes.
 struct StepView {
-  bool any, all;    // some row sees some key; every row sees KV_STEP keys
-  KeyBits keys[2];  // what this thread's rows, lane / 4 and that + 8, see
+  bool any, all;  // some row sees some key; every row sees KV_STEP keys
 };
 
-// What is hidden gets the score -inf, and so the probability 0.
-LIQUIDCP_DEVICE void hide_keys(f32 (&s)[SCORE_TILES][4], const StepView& view, i32 lane) {
+// What is hidden gets the score -inf, and so the probability 0. `mask.keys(r, step)`: what this thread's row lane / 4
+// + 8 r sees.
+template <class Mask>
+LIQUIDCP_DEVICE void hide_keys(f32 (&s)[SCORE_TILES][4], const Mask& mask, const KvStep& step, i32 lane) {
 #pragma unroll
   for (i32 r = 0; r < 2; ++r) {
-    const KeyBits seen = view.keys[r] >> 2 * (lane & 3);  // bit 0 is this thread's first column
+    const KeyBits seen = mask.keys(r, step) >> 2 * (lane & 3);  // bit 0 is this thread's first column
 #pragma unroll
     for (i32 n = 0; n < SCORE_TILES; ++n) {
 #pragma unroll

@@ -84,7 +84,7 @@ class ComputeTask {
       if (view.any) {
         multiply_qk(s, q, context_.smem + SMEM_K + buffer * STEP_BYTES, lane());
         scale.cap(s);
-        if (!view.all) hide_keys(s, view, lane());
+        if (!view.all) hide_keys(s, mask, walk.step(i), lane());
         rows.update(s, o, scale.log2);
       }
       ptx::cp_async_wait<1>();  // V of this step
