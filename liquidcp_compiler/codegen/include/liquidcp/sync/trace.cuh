@@ -9,7 +9,8 @@ namespace liquidcp {
 LIQUIDCP_DEVICE u64 trace_begin() { return config::TRACE ? ptx::globaltimer_ns() : 0; }
 
 // One thread of the CTA, always the same. `count` is the CTA's number of records so far.
-LIQUIDCP_DEVICE void trace_end(const KernelParams& params, u32& count, TraceKind kind, i32 task, i32 unit, u64 begin_ns) {
+LIQUIDCP_DEVICE void trace_end(const KernelParams& params, u32& count, TraceKind kind, i32 task, i32 unit,
+                               u64 begin_ns) {
   if constexpr (config::TRACE) {
     if (count < static_cast<u32>(params.trace_capacity)) {
       const i64 slot = static_cast<i64>(blockIdx.x) * params.trace_capacity + count;

@@ -47,6 +47,7 @@ class Accumulator {
 
   // Thread 0. Between this and the release nothing waits for another CTA, so lock holders always get on.
   LIQUIDCP_DEVICE bool lock() const {
+    fault_delay(context_.watch, DelayPoint::WAIT);
     const u64 held = tagged(context_.watch.epoch, LOCKED);
     u64 start = 0;
     while (true) {

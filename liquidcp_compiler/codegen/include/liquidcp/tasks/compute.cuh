@@ -42,6 +42,7 @@ class ComputeTask {
     for (i32 i = thread_; i < row.num_kv_tiles && landed; i += config::NUM_THREADS) {
       const i32 signal = context_.plan.kv_tiles()[context_.plan.kv_list()[row.kv_list + i]].signal;
       if (signal < 0) continue;
+      fault_delay(context_.watch, DelayPoint::WAIT);
       landed = context_.watch.wait(context_.rank.signals + signal, context_.plan.signals()[signal].expected,
                                    ErrorCode::SIGNAL, context_.watch.rank, signal);
     }

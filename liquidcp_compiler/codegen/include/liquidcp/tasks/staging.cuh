@@ -39,10 +39,8 @@ class StagingQueue {
     const PeerParams& shown = context_.params.peers[context_.watch.rank];
     const RankParams& rank = context_.rank;
     const u32 slot = context_.watch.epoch & 1;
-    gather(static_cast<u8*>(shown.stage_k[slot]), static_cast<const u8*>(rank.k), rank.k_token_stride, rank.k_head_stride,
-           tile);
-    gather(static_cast<u8*>(shown.stage_v[slot]), static_cast<const u8*>(rank.v), rank.v_token_stride, rank.v_head_stride,
-           tile);
+    gather(shown.stage_k[slot], rank.k, rank.k_token_stride, rank.k_head_stride, tile);
+    gather(shown.stage_v[slot], rank.v, rank.v_token_stride, rank.v_head_stride, tile);
     __syncthreads();  // all of the tile is stored before thread 0 counts it
     if (threadIdx.x == 0 && count_done(context_.rank.tickets + STAGES_DONE, context_.watch.epoch) == num_tiles) {
       publish_ready(context_.watch, context_.plan);
@@ -51,14 +49,16 @@ class StagingQueue {
   }
 
   // Rows of a strided tensor to their place in a packed one.
-  LIQUIDCP_DEVICE void gather(u8* to, const u8* from, i64 token_stride, i64 head_stride, const KvTileDesc& tile) const {
+  LIQUIDCP_DEVICE void gather(void* to, const void* from, i64 token_stride, i64 head_stride,
+                              const KvTileDesc& tile) const {
     const i32 heads = context_.params.num_heads_kv, num_chunks = tile.rows * heads * ROW_CHUNKS;
-    u8* target = to + static_cast<i64>(tile.token) * heads * ROW_BYTES;
+    u8* target = static_cast<u8*>(to) + static_cast<i64>(tile.token) * heads * ROW_BYTES;
 #pragma unroll 4
     for (i32 i = static_cast<i32>(threadIdx.x); i < num_chunks; i += config::NUM_THREADS) {
       const i32 chunk = i % ROW_CHUNKS, head = i / ROW_CHUNKS % heads, row = i / ROW_CHUNKS / heads;
       const i64 element = (tile.token + row) * token_stride + head * head_stride;
-      ptx::st_v4(target + static_cast<i64>(i) * 16, ptx::ld_v4_stream(from + element * ELEMENT_BYTES + chunk * 16));
+      const u8* source = static_cast<const u8*>(from) + element * ELEMENT_BYTES + chunk * 16;
+      ptx::st_v4(target + static_cast<i64>(i) * 16, ptx::ld_v4_stream(source));
     }
   }
 

@@ -47,7 +47,8 @@ class TransferQueue {
     copy(static_cast<u8*>(context_.rank.kv_buffer_k) + target.token * row_bytes,
          static_cast<const u8*>(peer.stage_k[slot]) + transfer.source_token * row_bytes,
          static_cast<u8*>(context_.rank.kv_buffer_v) + target.token * row_bytes,
-         static_cast<const u8*>(peer.stage_v[slot]) + transfer.source_token * row_bytes, transfer.rows * row_bytes / 16);
+         static_cast<const u8*>(peer.stage_v[slot]) + transfer.source_token * row_bytes,
+         transfer.rows * row_bytes / 16);
     __syncthreads();  // all of the tile is stored before thread 0 releases it
     if (threadIdx.x != 0) return true;
     wait_link(context_.watch, arrival);
