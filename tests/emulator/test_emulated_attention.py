@@ -220,7 +220,7 @@ def test_results_wait_for_the_last_values(kernel_cache: Path) -> None:
     plan, inputs = make_plan(problem, 2, passes=passes(problem, tile=128)), random_inputs(problem)
     barrier = "__syncthreads();  // all warps are done with the last V, and shared memory is free"
     mutant = build(with_line_removed(emit(plan.spec), "liquidcp/tasks/compute.cuh", barrier), kernel_cache)
-    results = (run(lambda _: mutant, plan, inputs, seed=seed) for seed in range(5))
+    results = (run(lambda _, **__: mutant, plan, inputs, seed=seed) for seed in range(5))
     assert not all(report(problem, inputs, *result).ok(LSE_TOLERANCE) for result in results)
 
 
