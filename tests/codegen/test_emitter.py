@@ -81,6 +81,7 @@ def check_compiles(spec: KernelSpec, arch: str) -> None:
     assert "warning" not in compiled.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [CAUSAL, CANONICAL["bf16_d256_block_sparse"]], ids=lambda s: s.name)
 def test_compiles_without_spills(spec: KernelSpec) -> None:
     check_compiles(spec, "sm_80")
@@ -100,6 +101,7 @@ def test_other_tiles_compile_without_spills(block_q: int, block_kv: int, head_di
     check_compiles(replace(CAUSAL, block_q=block_q, block_kv=block_kv, head_dim=head_dim), "sm_90a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [64, 128])
 def test_self_contained_needs_no_headers(block: int) -> None:
     kernel = emit(replace(CAUSAL, block_q=block, block_kv=block))
@@ -226,6 +228,7 @@ def test_a_layout_that_differs_from_the_packer_does_not_compile(field: str, wron
         compile_cubin(f"#include <{LAYOUT_HEADER}>\n", headers, "sm_80")
 
 
+@pytest.mark.slow
 def test_headers_stand_alone() -> None:
     kernel = emit(CAUSAL)
     for name in kernel.headers:

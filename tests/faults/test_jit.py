@@ -422,6 +422,7 @@ def test_an_older_library_that_is_found_first_is_named(tmp_path: Path) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.slow
 def test_decoding_never_compiles_again(fake_device) -> None:
     """fault J13: 200 steps with growing histories, then a chunk of a prompt: one kernel a static configuration."""
     kernels = liquidcp_runtime.KernelCache(emit_constant())

@@ -103,6 +103,7 @@ def decode_cases(draw: st.DrawFn) -> tuple[Problem, int, str]:
     return problem, draw(st.sampled_from([1, 2, 4])), f"dcp,{rest}"
 
 
+@pytest.mark.slow
 @given(st.one_of(prefill_cases(), decode_cases()))
 def test_every_stage_comes_back_equal(case: tuple[Problem, int, str]) -> None:
     problem, world, pipeline = case

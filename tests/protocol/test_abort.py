@@ -157,7 +157,6 @@ SIZES = {
     "1 pulls, 3 and 1 faulty launches, 2 clean": World(pulls=ONE, faulty=(3, 1), clean=2),
     "1 pulls, 1 and 3 faulty launches, 2 clean": World(pulls=ONE, faulty=(1, 3), clean=2),
 }
-SLOW = ("both pull, 3 and 1 faulty launches, 1 clean",)
 BUGS = {
     "waits have no budget": ((1, 1), 1, "deadlock: "),
     "recover leaves DONE": ((2, 2), 1, "deadlock: wait for done[0][1]"),
@@ -167,7 +166,8 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("sizes", [pytest.param(s, marks=pytest.mark.slow) if s in SLOW else s for s in SIZES])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES)
 def test_nobody_is_stuck_and_launches_after_recover_are_right(sizes: str) -> None:
     outcome = explore(abort(SIZES[sizes]))
     assert outcome.fault is None, outcome

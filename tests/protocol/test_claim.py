@@ -98,6 +98,7 @@ BUGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 def test_claims_are_disjoint_and_cover_the_row(sizes: str) -> None:
     outcome = explore(SIZES[sizes]())

@@ -152,6 +152,7 @@ BUGS = {
 WEAK = World(pulls=((), (0,)), epochs=1, ctas=2, tiles=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_pull_reads_its_own_epoch_and_every_launch_ends(sizes: str) -> None:
     outcome = explore(staging(SIZES[sizes]))
