@@ -45,14 +45,15 @@ class SoloWorld(DeviceWorld):
         p = held.problem
         for name, x in (("k", k), ("v", v)):
             check_local(name, x, (p.total_kv, p.num_heads_kv, p.head_dim), p.dtype.torch, self.device)
-        self._room(MemorySizes(stage=MemorySizes.of(held).stage))
-        stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
-        for peer in range(self.world_size):
-            if peer == self.rank or not int(held.header(peer)["num_staged_list"]):
-                continue
-            for which, x in enumerate((k, v)):
-                shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
-                stage[peer, which, :, : len(shard)] = shard
+        with self._order.turn():
+            self._room(MemorySizes(stage=MemorySizes.of(held).stage))
+            stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
+            for peer in range(self.world_size):
+                if peer == self.rank or not int(held.header(peer)["num_staged_list"]):
+                    continue
+                for which, x in enumerate((k, v)):
+                    shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
+                    stage[peer, which, :, : len(shard)] = shard
 
     @torch.no_grad()
     def run(

@@ -21,6 +21,7 @@ from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.plan_support import check_supported
 from liquidcp_runtime.plan_upload import PlanUploads, upload
 from liquidcp_runtime.symmetric_heap import SymmetricHeap
+from tests.emulator.world import NoStreams
 from tests.numerics import decode, prefill
 
 CPU = torch.device("cpu")
@@ -93,7 +94,7 @@ def test_recovery_starts_an_epoch_in_which_everybody_is_done() -> None:
 
 def test_a_slot_takes_what_fits_and_refuses_the_rest() -> None:
     small, large = plan_of(100), plan_of(1000)
-    slot = PlanSlot([small, large], 3, torch.empty(3, 2, 2, 0, dtype=torch.uint8), CPU)
+    slot = PlanSlot([small, large], 3, torch.empty(3, 2, 2, 0, dtype=torch.uint8), CPU, NoStreams())  # type: ignore[arg-type]
     address = slot.uploaded.address(1)
     slot.load(large)
     assert slot.plan is large
@@ -108,6 +109,13 @@ def test_a_slot_takes_what_fits_and_refuses_the_rest() -> None:
     with pytest.raises(PlanError, match="2 ranks"):
         slot.load(plan_of(100, world=2))
     assert slot.plan is large
+
+
+def test_a_slot_is_not_reserved_for_plans_that_it_could_never_take() -> None:
+    stage = torch.empty(3, 2, 2, 0, dtype=torch.uint8)
+    for other, error in ((plan_of(100, mask={"type": "full"}), PlanError), (plan_of(100, num_heads_q=4), InvalidField)):
+        with pytest.raises(error):
+            PlanSlot([plan_of(100), other], 3, stage, CPU, NoStreams())  # type: ignore[arg-type]
 
 
 def test_decode_plans_are_refused_with_what_is_supported() -> None:
