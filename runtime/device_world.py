@@ -65,6 +65,7 @@ class DeviceWorld:
         self._failure: LiquidCPError | None = None
         self._finish_before_going(self)
         self._trace: tuple[Tensor, Tensor] | None = None
+        self._traced: int | None = None  # fingerprint of what the last launch ran; None: whatever a slot held
         self._grid: dict[KernelSpec, tuple[int, int]] = {}
 
     @property
@@ -156,6 +157,7 @@ class DeviceWorld:
             for index, local in enumerate(tensors):
                 local.write(params["ranks"][0, index : index + 1])
             self._launch_kernel(kernel, params, stream)
+            self._traced = None if isinstance(plan, PlanSlot) else held.fingerprint
 
     def wait(self) -> None:
         """Until everything on the device is done. Raises what a launch ended with."""
@@ -178,11 +180,16 @@ class DeviceWorld:
         self._failure = None
 
     def timeline(self, plan: Plan) -> Timeline:
-        """Records of the last launch, which ran ``plan``. Raises InvalidField for a world without ``trace``."""
+        """Records of the last launch, which ran ``plan``.
+
+        Raises InvalidField for a world without ``trace`` and before its first launch, PlanError for another plan.
+        """
         from liquidcp_runtime.timeline import Timeline
 
         if self._trace is None:
             raise InvalidField("trace", self.options.trace, "True for a timeline, and a launch")
+        if self._traced not in (None, plan.fingerprint):
+            raise PlanError("the last launch ran another plan; take its timeline, or run this one first")
         self.wait()
         per_rank = self.grid(plan.spec)[0]
         records, counts = (x.cpu().numpy() for x in self._trace)
@@ -281,8 +288,8 @@ def cuda_device(device: torch.device | str | int | None) -> torch.device:
     if not torch.cuda.is_available():
         raise InvalidField("device", device, "a CUDA device; torch sees none", "The CPU world needs no GPU")
     chosen = torch.device("cuda" if device is None else device)
-    if chosen.type != "cuda":
-        raise InvalidField("device", str(chosen), "a CUDA device")
+    if chosen.type != "cuda" or (chosen.index or 0) >= torch.cuda.device_count():
+        raise InvalidField("device", str(chosen), f"a CUDA device, cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
 
 
