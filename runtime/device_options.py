@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liquidcp_compiler.errors import InvalidField
-from liquidcp_compiler.ir.problem_fields import whole_number
+from liquidcp_compiler.ir.problem_fields import flag, whole_number
 from liquidcp_runtime.kernel_faults import Faults
 from liquidcp_runtime.link_model import LinkModel
 
 DEFAULT_WAIT_BUDGET = 5.0
 DEFAULT_ENTRY_BUDGET = 600.0
+_KINDS = {"link": "a LinkModel, or None", "faults": "Faults, or None", "bundles": "a tuple of folders, or None"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +57,9 @@ class DeviceOptions:
         for name in ("wait_budget", "entry_budget"):
             if not 0 < getattr(self, name) < 1e9:
                 raise InvalidField(name, getattr(self, name), "seconds, more than 0")
+        for name in ("trace", "poison"):
+            flag(name, getattr(self, name))
+        for name, kind in (("link", LinkModel), ("faults", Faults), ("bundles", tuple | list)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidField(name, value, _KINDS[name])

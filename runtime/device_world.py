@@ -23,6 +23,7 @@ from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.launch_error import launch_error
 from liquidcp_runtime.memory_sizes import MemorySizes
 from liquidcp_runtime.module import LoadedKernel
+from liquidcp_runtime.plan_check import check_is_plan
 from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.plan_support import check_supported
 from liquidcp_runtime.plan_upload import PlanUploads, UploadedPlan
@@ -53,15 +54,18 @@ class DeviceWorld:
         self.first_rank, self.num_ranks = first_rank, world_size if num_ranks is None else num_ranks
         self.kernels = KernelCache(self._emit(emit), bundles=options.bundles)
         self._order = StreamOrder(device) if order is None else order
-        self.control = Control(self.num_ranks, device)
-        self.heap = SymmetricHeap(self.num_ranks, world_size, device, options.heap_bytes)
+        with self._order.turn():
+            self.control = Control(self.num_ranks, device)
+            self.heap = SymmetricHeap(self.num_ranks, world_size, device, options.heap_bytes)
+            self._workspace = make_workspace(MemorySizes(), self.num_ranks, device)
+            self._faults = None if options.faults is None else _to_device(options.faults.struct(), device)
         self._uploads = PlanUploads(device)
-        self._workspace = make_workspace(MemorySizes(), self.num_ranks, device)
         self._seen: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
         self._slots: weakref.WeakSet[PlanSlot] = weakref.WeakSet()
         self._failure: LiquidCPError | None = None
-        self._faults = None if options.faults is None else _to_device(options.faults.struct(), device)
+        self._finish_before_going(self)
         self._trace: tuple[Tensor, Tensor] | None = None
+        self._traced: int | None = None  # fingerprint of what the last launch ran; None: whatever a slot held
         self._grid: dict[KernelSpec, tuple[int, int]] = {}
 
     @property
@@ -81,19 +85,26 @@ class DeviceWorld:
         for plan in plans:
             self._check_plan(plan)
             self.kernel(plan.spec)
-            self._uploads.get(plan)
-            self._room(MemorySizes.of(plan))
+            with self._order.turn():
+                self._uploads.get(plan)
+                self._room(MemorySizes.of(plan))
 
     def reserve(self, plans: Plan | Sequence[Plan]) -> PlanSlot:
-        """A slot for CUDA graphs that takes each of ``plans``, with the first one in it, and its kernel loaded."""
+        """A slot for CUDA graphs that takes each of ``plans``, with the first one in it, and its kernel loaded.
+
+        Keep the slot and this world for as long as graphs that have captured it: they hold its addresses, not it.
+        Raises what ``PlanSlot.load`` raises for plans that no slot can hold in turn.
+        """
         every = [plans] if isinstance(plans, Plan) else list(plans)
         if not every:
             raise InvalidField("plans", plans, "at least one plan")
         for plan in every:
             self._check_plan(plan)
         self.kernel(every[0].spec)
-        self._room(MemorySizes(stage=max(MemorySizes.of(p).stage for p in every)))
-        slot = PlanSlot(every, self.num_ranks, self.heap.stage, self.device)
+        with self._order.turn():
+            self._room(MemorySizes(stage=max(MemorySizes.of(p).stage for p in every)))
+            slot = PlanSlot(every, self.num_ranks, self.heap.stage, self.device, self._order)
+        self._finish_before_going(slot)
         self._slots.add(slot)
         return slot
 
@@ -105,7 +116,8 @@ class DeviceWorld:
         """
         if spec not in self._grid:
             margin = min(self.options.sm_margin, self.kernel(spec).num_sms - 1)
-            most = self.kernel(spec).co_resident_ctas(margin) // self.num_ranks
+            with torch.cuda.device(self.device):
+                most = self.kernel(spec).co_resident_ctas(margin) // self.num_ranks
             self._grid[spec] = self._share(most)
         return self._grid[spec]
 
@@ -127,22 +139,25 @@ class DeviceWorld:
         self.raise_failure()
         held = plan.plan if isinstance(plan, PlanSlot) else plan
         self._check_plan(held)
+        if isinstance(plan, PlanSlot) and plan not in self._slots:
+            raise PlanError("the slot was reserved by another world; reserve one with this world's reserve()")
         if not isinstance(plan, PlanSlot) and self._order.capturing():
             raise GraphCaptureError(
                 "a plan cannot be captured into a CUDA graph: its memory serves other plans later. Capture a slot: "
-                "slot = world.reserve(plan); world.run(slot, ...)"
+                "slot = world.reserve(plan), in the place of the plan in world.run_local (loopback) or run (solo)"
             )
-        kernel, stream = self.kernel(held.spec), self._order.enter()
-        uploaded, workspace, stage = self._memory(plan)
-        self._seen[held.fingerprint] = held
-        if self.options.poison:
-            workspace.poison()
-            stage[self.first_rank : self.first_rank + self.num_ranks].fill_(0xFF)
-        params = self._params(held, uploaded, workspace, stage)
-        for index, local in enumerate(tensors):
-            local.write(params["ranks"][0, index : index + 1])
-        self._launch_kernel(kernel, params, stream)
-        self._order.leave()
+        kernel = self.kernel(held.spec)
+        with self._order.turn() as stream:
+            uploaded, workspace, stage = self._memory(plan)
+            self._seen[held.fingerprint] = held
+            if self.options.poison:
+                workspace.poison()
+                stage[self.first_rank : self.first_rank + self.num_ranks].fill_(0xFF)
+            params = self._params(held, uploaded, workspace, stage)
+            for index, local in enumerate(tensors):
+                local.write(params["ranks"][0, index : index + 1])
+            self._launch_kernel(kernel, params, stream)
+            self._traced = None if isinstance(plan, PlanSlot) else held.fingerprint
 
     def wait(self) -> None:
         """Until everything on the device is done. Raises what a launch ended with."""
@@ -155,20 +170,26 @@ class DeviceWorld:
         if self._failure is None and int(block["code"][0]):
             self._failure = launch_error(self._plan_of(int(block["fingerprint"][0])), block)
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # else it would keep all frames, and their tensors, that it saw
 
     def recover(self) -> None:
         """Wait for the device, and make the world usable again after a launch that was given up."""
         self._order.wait()
-        self.heap.recover(self.control.recover())
+        with self._order.turn():
+            self.heap.recover(self.control.recover())
         self._failure = None
 
     def timeline(self, plan: Plan) -> Timeline:
-        """Records of the last launch, which ran ``plan``. Raises InvalidField for a world without ``trace``."""
+        """Records of the last launch, which ran ``plan``.
+
+        Raises InvalidField for a world without ``trace`` and before its first launch, PlanError for another plan.
+        """
         from liquidcp_runtime.timeline import Timeline
 
         if self._trace is None:
             raise InvalidField("trace", self.options.trace, "True for a timeline, and a launch")
+        if self._traced not in (None, plan.fingerprint):
+            raise PlanError("the last launch ran another plan; take its timeline, or run this one first")
         self.wait()
         per_rank = self.grid(plan.spec)[0]
         records, counts = (x.cpu().numpy() for x in self._trace)
@@ -187,7 +208,12 @@ class DeviceWorld:
             return emit
         return partial(default_emit() if emit is None else emit, **variant)
 
+    def _finish_before_going(self, thing: DeviceWorld | PlanSlot) -> None:
+        """Launches end before memory of ``thing`` goes: torch would give it to others, who know nothing of them."""
+        weakref.finalize(thing, self._order.finish).atexit = False
+
     def _check_plan(self, plan: Plan) -> None:
+        check_is_plan(plan)
         if plan.world != self.world_size:
             raise PlanError(f"the plan is for {plan.world} ranks, this world has {self.world_size}")
         check_supported(plan)
@@ -262,8 +288,8 @@ def cuda_device(device: torch.device | str | int | None) -> torch.device:
     if not torch.cuda.is_available():
         raise InvalidField("device", device, "a CUDA device; torch sees none", "The CPU world needs no GPU")
     chosen = torch.device("cuda" if device is None else device)
-    if chosen.type != "cuda":
-        raise InvalidField("device", str(chosen), "a CUDA device")
+    if chosen.type != "cuda" or (chosen.index or 0) >= torch.cuda.device_count():
+        raise InvalidField("device", str(chosen), f"a CUDA device, cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
 
 

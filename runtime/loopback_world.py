@@ -17,9 +17,8 @@ from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.cache import Emit
 from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.device_world import DeviceWorld, check_world_size, cuda_device
-from liquidcp_runtime.plan_check import check_is_plan
 from liquidcp_runtime.plan_slot import PlanSlot
-from liquidcp_runtime.rank_tensors import RankTensors
+from liquidcp_runtime.rank_tensors import RankTensors, check_apart
 from liquidcp_runtime.sharding import shard_kv, shard_q, unshard, unshard_lse
 from liquidcp_runtime.tensor_check import check_global, check_results, check_sinks
 
@@ -52,7 +51,6 @@ class LoopbackWorld(DeviceWorld):
         what an earlier launch ended with, such as DeviceWaitError. What this one ends with, ``wait`` or the next
         ``run`` raises.
         """
-        check_is_plan(plan)
         self._check_plan(plan)
         problem, device = plan.problem, self.device
         check_global(problem, q, k, v, device)
@@ -72,7 +70,7 @@ class LoopbackWorld(DeviceWorld):
         """The same on the local tensors of every rank, which are written in place; allocates nothing after ``warmup``.
 
         With a slot, tensors may have room for more tokens than the plan in it has; a rank's lse is then the first
-        num_heads_q * tokens elements. This is what a CUDA graph can hold.
+        num_heads_q * tokens elements. This is what a CUDA graph can hold. Raises like ``run``.
         """
         if len(tensors) != self.world_size:
             raise TensorError("tensors", "length", len(tensors), self.world_size, "one RankTensors a rank")
@@ -81,6 +79,7 @@ class LoopbackWorld(DeviceWorld):
         self._check_plan(held)
         for rank, local in enumerate(tensors):
             local.check(held, rank, self.device, exact=not slot)
+        check_apart(tensors)
         self.launch(plan, tensors)
 
     def _local(self, plan: Plan, rank: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> RankTensors:

@@ -81,8 +81,9 @@ def check_arch(arch: str) -> None:
         return
     least = f", and {arch} needs NVRTC {needed[0]}.{needed[1]}" if version < needed else ""
     raise NvrtcError(
-        f"NVRTC {version[0]}.{version[1]} at {library_path()} cannot compile for {arch}: the newest it "
-        f"knows is sm_{known[-1]}{least}; upgrade nvidia-cuda-nvrtc-cu12 or choose another arch{_others()}"
+        f"NVRTC {version[0]}.{version[1]} at {library_path()} cannot compile for {arch}: what it knows "
+        f"lies between sm_{known[0]} and sm_{known[-1]}{least}; upgrade nvidia-cuda-nvrtc-cu12 or choose another arch"
+        f"{_others()}"
     )
 
 

@@ -18,6 +18,8 @@ def check_supported(plan: Plan) -> None:
     spaces = np.unique(plan.tables["transfers"]["space"]).tolist()
     if set(spaces) - {Space.NONE, Space.KV}:
         raise UnsupportedError("transfers of", [Space(s).name.lower() for s in spaces], "KV tiles", hint)
+    if (plan.tables["transfers"]["wait_signal"] >= 0).any():  # the peer has pulled the tile itself: it stages own ones
+        raise UnsupportedError("transfers of KV tiles", "relayed", "pulled from the rank that owns them", hint)
     if (plan.tables["rows"]["target_space"] == Space.STATE).any() or len(plan.tables["reductions"]):
         raise UnsupportedError("rows that write", "partial states", "finished outputs", hint)
     if (plan.tables["kv_tiles"]["group"] > 1).any():

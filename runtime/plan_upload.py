@@ -53,6 +53,7 @@ class PlanUploads:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._plans: weakref.WeakKeyDictionary[Plan, UploadedPlan] = weakref.WeakKeyDictionary()
+        self._buffers: dict[int, Tensor] = {}  # by address, of the plans that live
         self._free: dict[int, list[Tensor]] = {}
 
     def get(self, plan: Plan) -> UploadedPlan:
@@ -63,8 +64,20 @@ class PlanUploads:
             spare = self._free.get(size)
             buffer = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, device=self._device)
             found = self._plans[plan] = upload(plan, self._device, buffer)
-            weakref.finalize(plan, self._free.setdefault(size, []).append, buffer)
+            self._buffers[buffer.data_ptr()] = buffer
+            # Holds neither this nor the buffer: both go with their world, however long the plan lives.
+            weakref.finalize(plan, _give_back, weakref.ref(self), buffer.data_ptr()).atexit = False
         return found
+
+    def _give_back(self, address: int) -> None:
+        buffer = self._buffers.pop(address)
+        self._free.setdefault(len(buffer), []).append(buffer)
+
+
+def _give_back(uploads: weakref.ref[PlanUploads], address: int) -> None:
+    living = uploads()
+    if living is not None:
+        living._give_back(address)
 
 
 def _bucket(size: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from liquidcp_runtime.tensor_check import (
     check_local,
     check_results,
     check_sinks,
+    overlap,
+    reach,
     row_strides,
 )
 
@@ -52,6 +55,7 @@ class RankTensors:
         keys = (int(header["num_local_kv_tokens"]), p.num_heads_kv, p.head_dim)
         for name, shape in (("q", rows), ("k", keys), ("v", keys), ("out", rows)):
             tensor = getattr(self, name)
+            check_kind(name, tensor, p.dtype.torch, device)
             check_local(name, tensor if exact else tensor[: shape[0]], shape, p.dtype.torch, device)
             check_aligned(name, tensor)
         check_sinks(p, self.sinks, device)
@@ -63,6 +67,23 @@ class RankTensors:
             tuple(self.lse.shape) != shape and (exact or self.lse.numel() < math.prod(shape))
         ):
             raise TensorError("lse", "shape", tuple(self.lse.shape), f"{shape}, contiguous")
-        check_results(
-            self.q, self.k, self.v, self.sinks, self.out, self.lse, (self.lse.shape[0], self.lse.shape[1]), device
-        )
+        check_results(self.q, self.k, self.v, self.sinks, self.out, self.lse, tuple(self.lse.shape), device)
+
+
+def check_apart(tensors: Sequence[RankTensors]) -> None:
+    """Raise TensorError where a result of one rank lies in memory of another rank's tensors: all are in use at once."""
+    spans = sorted(
+        (*reach(tensor), rank, name)
+        for rank, local in enumerate(tensors)
+        for name, tensor in vars(local).items()
+        if tensor is not None and tensor.numel()
+    )
+    for i, (_, end, rank, name) in enumerate(spans):
+        for first, _, other_rank, other_name in spans[i + 1 :]:
+            if first >= end:
+                break
+            if rank == other_rank or not {name, other_name} & {"out", "lse"}:
+                continue
+            if overlap(getattr(tensors[rank], name), getattr(tensors[other_rank], other_name)):
+                got, allowed = f"shared with {other_name} of rank {other_rank}", "memory of its own for each result"
+                raise TensorError(f"{name} of rank {rank}", "memory", got, allowed)

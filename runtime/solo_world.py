@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from liquidcp_compiler.errors import TensorError
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem_fields import whole_number
 from liquidcp_runtime.cache import Emit
@@ -22,7 +23,7 @@ from liquidcp_runtime.memory_sizes import MemorySizes
 from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.sharding import shard_kv
-from liquidcp_runtime.tensor_check import check_local
+from liquidcp_runtime.tensor_check import LAYOUT, check_kind, check_local
 
 
 class SoloWorld(DeviceWorld):
@@ -45,14 +46,15 @@ class SoloWorld(DeviceWorld):
         p = held.problem
         for name, x in (("k", k), ("v", v)):
             check_local(name, x, (p.total_kv, p.num_heads_kv, p.head_dim), p.dtype.torch, self.device)
-        self._room(MemorySizes(stage=MemorySizes.of(held).stage))
-        stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
-        for peer in range(self.world_size):
-            if peer == self.rank or not int(held.header(peer)["num_staged_list"]):
-                continue
-            for which, x in enumerate((k, v)):
-                shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
-                stage[peer, which, :, : len(shard)] = shard
+        with self._order.turn():
+            self._room(MemorySizes(stage=MemorySizes.of(held).stage))
+            stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
+            for peer in range(self.world_size):
+                if peer == self.rank or not int(held.header(peer)["num_staged_list"]):
+                    continue
+                for which, x in enumerate((k, v)):
+                    shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
+                    stage[peer, which, :, : len(shard)] = shard
 
     @torch.no_grad()
     def run(
@@ -72,10 +74,13 @@ class SoloWorld(DeviceWorld):
         [num_heads_q, local tokens], natural log; sinks fp32 [num_heads_q]. Raises like ``LoopbackWorld.run``.
         """
         held = plan.plan if isinstance(plan, PlanSlot) else plan
-        out = torch.empty_like(q) if out is None else out
+        self._check_plan(held)
+        check_kind("q", q, held.problem.dtype.torch, self.device)
+        if q.dim() != 3:
+            raise TensorError("q", "shape", tuple(q.shape), LAYOUT)
+        out = q.new_empty(q.shape) if out is None else out
         lse = q.new_empty(q.shape[1::-1], dtype=torch.float32) if lse is None else lse
         tensors = RankTensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
-        self._check_plan(held)
         tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
         self.launch(plan, [tensors])
         return out, lse

@@ -1,40 +1,55 @@
-"""The order of a world's launches on torch's streams."""
+"""The order of a world's work on torch's streams."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 
 class StreamOrder:
-    """Launches of one world follow one another, whichever streams they are given to: they share its memory.
+    """What a world puts on streams follows one another, whichever streams it is given to: launches, and the copies and
+    fills that make its memory ready, share that memory.
 
-    Work goes to torch's current stream of the device. If that is another one than the last launch's, it first waits
-    for that launch. While a stream is being captured into a graph nothing is added: order graphs yourself, as all
-    work on shared memory.
+    Work goes to torch's current stream of the device. If that is another one than the last turn's, it first waits for
+    that turn. While a stream is being captured into a graph nothing is added: order graphs yourself, as all work on
+    shared memory.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._last: torch.cuda.Stream | None = None
         self._end = torch.cuda.Event()
+        self._lock = threading.RLock()
 
     def capturing(self) -> bool:
-        """Is the current stream being captured into a CUDA graph?"""
-        return torch.cuda.is_current_stream_capturing()
+        """Is the device's current stream being captured into a CUDA graph?"""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
 
-    def enter(self) -> int:
-        """The handle of the stream to launch on, in order after the last launch."""
-        stream = torch.cuda.current_stream(self.device)
-        if self._last is not None and stream != self._last and not self.capturing():
-            stream.wait_event(self._end)
-        return stream.cuda_stream
+    @contextmanager
+    def turn(self) -> Iterator[int]:
+        """Whatever is put on the current stream in this block comes after all turns before; yields its handle.
 
-    def leave(self) -> None:
-        """A launch was put on the current stream."""
-        if not self.capturing():
-            stream = torch.cuda.current_stream(self.device)
-            self._end.record(stream)
-            self._last = stream
+        One thread at a time. A block that raises may have put something there too, so it ends like any other.
+        """
+        with self._lock:
+            stream, capturing = torch.cuda.current_stream(self.device), self.capturing()
+            if self._last is not None and stream != self._last and not capturing:
+                stream.wait_event(self._end)
+            try:
+                yield stream.cuda_stream
+            finally:
+                if not capturing:
+                    self._end.record(stream)
+                    self._last = stream
+
+    def finish(self) -> None:
+        """Until the last turn is done: memory that it used may go then. Nothing while a stream is being captured."""
+        if self._last is not None and not self.capturing():
+            self._end.synchronize()
 
     def wait(self) -> None:
         """Until all work on the device is done."""

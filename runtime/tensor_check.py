@@ -86,7 +86,7 @@ def check_results(
     sinks: Tensor | None,
     out: Tensor | None,
     lse: Tensor | None,
-    lse_shape: tuple[int, int],
+    lse_shape: tuple[int, ...],
     device: torch.device = CPU,
 ) -> None:
     """Raise TensorError unless given result tensors can take the results of inputs that passed their checks.
@@ -165,7 +165,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two dense tensors have a byte in common. Interleaved columns of one buffer have none."""
     if not a.numel() or not b.numel() or a.device != b.device:
         return False
-    (a_first, a_end), (b_first, b_end) = _reach(a), _reach(b)
+    (a_first, a_end), (b_first, b_end) = reach(a), reach(b)
     if a_end <= b_first or b_end <= a_first:
         return False
     return np.shares_memory(np.asarray(_Places(a)), np.asarray(_Places(b)))
@@ -185,8 +185,8 @@ class _Places:
         }
 
 
-def _reach(x: Tensor) -> tuple[int, int]:
-    """Address of the first byte, and of the first one behind the last."""
+def reach(x: Tensor) -> tuple[int, int]:
+    """Of a tensor with elements: address of the first byte, and of the first one behind the last."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from liquidcp_compiler.ir.layout import MaskKind
 from liquidcp_compiler.ir.problem import DType
+from liquidcp_compiler.ir.problem_fields import flag, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,5 +38,10 @@ class KernelSpec:
 
     @classmethod
     def from_json(cls, data: dict) -> KernelSpec:
-        """Inverse of :meth:`to_json`."""
-        return cls(**{**data, "dtype": DType(data["dtype"]), "mask": MaskKind[data["mask"].upper()]})
+        """Inverse of :meth:`to_json`. Raises KeyError, TypeError, ValueError; InvalidField where a number or a flag is
+        none, since text that passed for one would be compiled in.
+        """
+        numbers = {name: whole_number(name, data[name], 1) for name in ("head_dim", "block_q", "block_kv")}
+        flags = {name: flag(name, data[name]) for name in ("softcap", "reductions")}
+        named = {"dtype": DType(data["dtype"]), "mask": MaskKind[str(data["mask"]).upper()]}
+        return cls(**{**data, **numbers, **flags, **named})

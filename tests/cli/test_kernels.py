@@ -53,6 +53,15 @@ def test_build_by_specification(cli, tmp_path: Path) -> None:
     assert [kernel["name"] for kernel in data["kernels"]] == [ONE.name, OTHER.name]
 
 
+@pytest.mark.parametrize(("field", "value"), [("head_dim", "64"), ("block_q", 0), ("softcap", "no"), ("reductions", 1)])
+def test_a_value_of_the_wrong_type_is_named(cli, tmp_path: Path, field: str, value: object) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(ONE.to_json() | {field: value}))
+    done = cli("kernels", "build", "-o", tmp_path / "bundle", "--arch", "sm_80", "--spec", path)
+    assert done.code == 2
+    assert f"{field} is {value!r}" in done.err
+
+
 def test_list_of_the_cache(cli, tmp_path: Path) -> None:
     assert cli("kernels", "list", "--json").json() == {
         "bundles": [],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ class NoStreams:
     def capturing(self) -> bool:
         return False
 
-    def enter(self) -> int:
-        return 0
+    @contextmanager
+    def turn(self) -> Iterator[int]:
+        yield 0
 
-    def leave(self) -> None: ...
+    def finish(self) -> None: ...
 
     def wait(self) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from liquidcp_compiler.driver import plan as make_plan
 from liquidcp_compiler.errors import InvalidField, OutOfResources, PlanError, UnsupportedError
+from liquidcp_compiler.ir.graph_builder import GraphBuilder
 from liquidcp_compiler.ir.launch import FAULT_PLAN, PAGE_DONE, FaultKind
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.control import Control
@@ -21,6 +23,7 @@ from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.plan_support import check_supported
 from liquidcp_runtime.plan_upload import PlanUploads, upload
 from liquidcp_runtime.symmetric_heap import SymmetricHeap
+from tests.emulator.world import NoStreams
 from tests.numerics import decode, prefill
 
 CPU = torch.device("cpu")
@@ -93,7 +96,7 @@ def test_recovery_starts_an_epoch_in_which_everybody_is_done() -> None:
 
 def test_a_slot_takes_what_fits_and_refuses_the_rest() -> None:
     small, large = plan_of(100), plan_of(1000)
-    slot = PlanSlot([small, large], 3, torch.empty(3, 2, 2, 0, dtype=torch.uint8), CPU)
+    slot = PlanSlot([small, large], 3, torch.empty(3, 2, 2, 0, dtype=torch.uint8), CPU, NoStreams())  # type: ignore[arg-type]
     address = slot.uploaded.address(1)
     slot.load(large)
     assert slot.plan is large
@@ -110,9 +113,38 @@ def test_a_slot_takes_what_fits_and_refuses_the_rest() -> None:
     assert slot.plan is large
 
 
+def test_a_slot_is_not_reserved_for_plans_that_it_could_never_take() -> None:
+    stage = torch.empty(3, 2, 2, 0, dtype=torch.uint8)
+    for other, error in ((plan_of(100, mask={"type": "full"}), PlanError), (plan_of(100, num_heads_q=4), InvalidField)):
+        with pytest.raises(error):
+            PlanSlot([plan_of(100), other], 3, stage, CPU, NoStreams())  # type: ignore[arg-type]
+
+
 def test_decode_plans_are_refused_with_what_is_supported() -> None:
     with pytest.raises(UnsupportedError, match="The CPU world runs every plan"):
         check_supported(make_plan(decode((300, 1)), 2))
+
+
+def test_plans_that_relay_keys_are_refused() -> None:
+    """Kernels pull what the peer has staged, and it stages its own tiles only."""
+    b = GraphBuilder(prefill(384, mask={"type": "full"}), world=3)
+    for rank in range(3):
+        b.own((128 * rank, 128 * rank + 128), rank=rank)
+    for distance in (1, 2):
+        for rank in range(3):
+            b.transfer(kv=(rank - distance) % 3, src=(rank - 1) % 3, dst=rank)
+    for rank in range(3):
+        b.compute(rank, q=rank, kv=[0, 1, 2])
+    with pytest.raises(UnsupportedError, match="relayed"):
+        check_supported(make_plan(b.finish(), 3))
+
+
+def test_a_buffer_goes_with_its_world_if_the_plan_lives_on() -> None:
+    plan, uploads = plan_of(700), PlanUploads(CPU)
+    buffer = weakref.ref(uploads.get(plan).blobs)
+    del uploads
+    gc.collect()
+    assert buffer() is None
 
 
 @pytest.mark.parametrize(
@@ -125,6 +157,11 @@ def test_decode_plans_are_refused_with_what_is_supported() -> None:
         ("wait_budget", 0.0),
         ("entry_budget", float("nan")),
         ("trace_capacity", 0),
+        ("trace", "no"),
+        ("poison", 1),
+        ("faults", {}),
+        ("link", 375e9),
+        ("bundles", "folder"),
     ],
 )
 def test_options_out_of_range_are_named(field: str, value: object) -> None:
