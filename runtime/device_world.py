@@ -77,12 +77,12 @@ class DeviceWorld:
         """The kernel for a specification, compiled and loaded on first use."""
         return self.kernels.get(spec, self.device)
 
-    def warmup(self, plans: Sequence[Plan]) -> None:
+    def warmup(self, plans: Plan | Sequence[Plan]) -> None:
         """Compile and load the kernels of ``plans``, copy them to the device and make room for the largest.
 
-        After it, ``run`` with one of them allocates nothing.
+        After it, a launch with one of them allocates nothing.
         """
-        for plan in plans:
+        for plan in [plans] if isinstance(plans, Plan) else plans:
             self._check_plan(plan)
             self.kernel(plan.spec)
             with self._order.turn():
@@ -272,6 +272,7 @@ class DeviceWorld:
     def _write_trace(self, params: np.ndarray) -> None:
         num_ctas, capacity = int(params["ctas_per_rank"][0]) * self.num_ranks, self.options.trace_capacity
         if self._trace is None or len(self._trace[1]) < num_ctas:
+            self._order.wait()  # for launches that write the old one
             records = torch.zeros(num_ctas, capacity * TRACE_RECORD.size, dtype=torch.uint8, device=self.device)
             self._trace = records, torch.zeros(num_ctas, dtype=torch.int32, device=self.device)
         params["trace"], params["trace_counts"] = self._trace[0].data_ptr(), self._trace[1].data_ptr()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from liquidcp_compiler.errors import TensorError
+from liquidcp_compiler.errors import PlanError, TensorError
 from liquidcp_compiler.ir.plan import Plan
 from liquidcp_compiler.ir.problem_fields import whole_number
 from liquidcp_runtime.cache import Emit
@@ -29,6 +29,8 @@ from liquidcp_runtime.tensor_check import LAYOUT, check_kind, check_local
 class SoloWorld(DeviceWorld):
     """Rank ``rank`` of ``world_size``. Make one with :func:`solo`."""
 
+    _peers: Tensor | None = None  # the staging slots that peers were loaded into last
+
     @property
     def rank(self) -> int:
         """The rank that runs."""
@@ -39,7 +41,7 @@ class SoloWorld(DeviceWorld):
         """Put the peers' keys and values where the rank pulls them from.
 
         k, v: [total_kv, num_heads_kv, head_dim] of the whole batch, on this world's device. They stay until other
-        peers are loaded, or a larger plan makes the memory grow. Raises TensorError.
+        peers are loaded; a larger plan that makes the memory grow wants them again. Raises TensorError.
         """
         held = plan.plan if isinstance(plan, PlanSlot) else plan
         self._check_plan(held)
@@ -55,6 +57,7 @@ class SoloWorld(DeviceWorld):
                 for which, x in enumerate((k, v)):
                     shard = shard_kv(held, peer, x).contiguous().flatten().view(torch.uint8)
                     stage[peer, which, :, : len(shard)] = shard
+            self._peers = stage
 
     @torch.no_grad()
     def run(
@@ -82,8 +85,18 @@ class SoloWorld(DeviceWorld):
         lse = q.new_empty(q.shape[1::-1], dtype=torch.float32) if lse is None else lse
         tensors = RankTensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
         tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
+        self._check_peers(plan)
         self.launch(plan, [tensors])
         return out, lse
+
+    def _check_peers(self, plan: Plan | PlanSlot) -> None:
+        """Raises PlanError where the rank would pull from memory that holds nothing."""
+        held = plan.plan if isinstance(plan, PlanSlot) else plan
+        if not int(held.header(self.rank)["num_transfers"]):
+            return
+        stage = plan.stage if isinstance(plan, PlanSlot) else self.heap.stage
+        if self._peers is not stage or not self.heap.fits(MemorySizes.of(held).stage):
+            raise PlanError("the peers' keys and values are not in this memory; call load_peers with this plan first")
 
 
 def solo(

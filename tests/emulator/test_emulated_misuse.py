@@ -74,3 +74,34 @@ def test_solo_makes_a_contiguous_result_and_names_what_is_no_tensor(kernels: Cal
         w.run(plan, [1.0], inputs.k, inputs.v)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="plan is a PrefillProblem"):
         w.run(plan.problem, inputs.q, inputs.k, inputs.v)  # type: ignore[arg-type]
+
+
+def test_a_rank_alone_asks_for_its_peers_keys(kernels: Callable) -> None:
+    small, large = plan_of(256), plan_of(900)
+    w = EmulatedSolo(0, 2, kernels)
+
+    def run(plan: Plan) -> None:
+        inputs = random_inputs(plan.problem)
+        w.run(plan, shard_q(plan, 0, inputs.q), *(shard_kv(plan, 0, x) for x in (inputs.k, inputs.v)))
+
+    for plan in (small, large):  # the larger one makes the memory grow
+        with pytest.raises(PlanError, match="load_peers"):
+            run(plan)
+        inputs = random_inputs(plan.problem)
+        w.load_peers(plan, inputs.k, inputs.v)
+        run(plan)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_nan_is_never_lost_in_a_merge(kernels: Callable, sinks: bool) -> None:
+    """Not by an empty part of the same row, nor by a sink that takes nothing."""
+    p = prefill(200, kv_lengths=(230,), head_dim=64, dtype="bf16", mask={"type": "causal"}, sinks=sinks)
+    inputs = random_inputs(p)
+    k = inputs.k.clone()
+    k[3] = float("nan")  # every query sees it
+    w, plan = EmulatedWorld(2, kernels), make_plan(p, 2, passes=passes(p, tile=64))
+    nothing = torch.full((p.num_heads_q,), float("-inf")) if sinks else None
+    out, lse = w.run(plan, inputs.q, k, inputs.v, sinks=nothing)
+    w.wait()
+    assert out.isnan().all()
+    assert lse.isnan().all()

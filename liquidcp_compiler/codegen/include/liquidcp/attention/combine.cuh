@@ -12,7 +12,7 @@ struct MergeWeights {
 // Natural-log lses. An empty state has lse -inf and weight exactly 0; two empty states stay empty.
 LIQUIDCP_DEVICE MergeWeights merge_weights(f32 lse_a, f32 lse_b) {
   const f32 top = fmaxf(lse_a, lse_b);
-  if (top == neg_inf()) return {0.0f, 0.0f, neg_inf()};
+  if (lse_a == neg_inf() && lse_b == neg_inf()) return {0.0f, 0.0f, neg_inf()};  // fmaxf would lose a NaN
   const f32 a = expf(lse_a - top), b = expf(lse_b - top);
   const f32 sum = a + b, inverse = ptx::rcp(sum);  // of 1 to 2
   return {a * inverse, b * inverse, top + logf(sum)};
