@@ -10,6 +10,8 @@ from liquidcp_compiler.errors import InvalidField, UnsupportedError
 from liquidcp_compiler.ir.problem import Problem
 from tests.numerics import check, compiled, decode, prefill, random_inputs, run
 
+pytestmark = pytest.mark.slow
+
 RATIOS = [(20, 4), (24, 4), (28, 4), (48, 4), (64, 4), (9, 3), (21, 7), (32, 1), (32, 2), (5, 5), (8, 8)]
 
 

@@ -18,6 +18,8 @@ from liquidcp_runtime.scheduling import schedule
 from liquidcp_runtime.sharding import shard_kv, shard_map, shard_q, unshard
 from tests.numerics import check, compiled, decode, prefill, random_inputs, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("queries", [2, 3, 5])
 @pytest.mark.parametrize("new_kv", ["in_cache", "chunk"])
