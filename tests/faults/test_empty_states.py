@@ -17,6 +17,8 @@ from liquidcp_runtime.profiles import PROFILES
 from liquidcp_runtime.state import AttentionState, empty_state, from_log2, merge, merge_into
 from tests.numerics import check, compiled, decode, prefill, random_inputs, report, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("tokens", "heads", "head_dim"), [(1, 1, 128), (0, 2, 16), (5, 3, 64)])
 def test_two_empty_states_merge_to_an_empty_state(tokens: int, heads: int, head_dim: int) -> None:

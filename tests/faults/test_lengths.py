@@ -18,6 +18,8 @@ from liquidcp_runtime.scheduling import schedule
 from liquidcp_runtime.sharding import position_ids, shard_kv, shard_q, shard_tokens, unshard, unshard_lse
 from tests.numerics import check, compiled, decode, prefill, random_inputs, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("lengths", "world"),

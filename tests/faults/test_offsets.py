@@ -14,6 +14,8 @@ from liquidcp_compiler.passes.zigzag_all import ZigzagAll
 from liquidcp_runtime.profiles import transfer_bytes
 from tests.numerics import decode, passes, prefill
 
+pytestmark = pytest.mark.slow
+
 HEADS = {"num_heads_q": 8, "num_heads_kv": 8, "head_dim": 128, "dtype": "bf16"}
 
 

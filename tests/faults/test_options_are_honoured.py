@@ -18,6 +18,8 @@ from liquidcp_runtime.cpu_world import cpu
 from liquidcp_runtime.plan_view import rank_view
 from tests.numerics import check, compiled, decode, prefill, random_inputs, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("mask", [Causal(), Full(), SlidingWindow(left=40, right=0), Document(cu_seqlens=(0, 90, 200))])
 @pytest.mark.parametrize("world", [2, 4])

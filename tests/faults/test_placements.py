@@ -14,6 +14,8 @@ from liquidcp_compiler.placement_report import PlacementReport
 from liquidcp_compiler.workloads import sample_batch
 from tests.numerics import check, prefill
 
+pytestmark = pytest.mark.slow
+
 GROUPED = [name for name, made in PLACEMENTS.items() if issubclass(made, Placer) and name != "explicit"]
 
 

@@ -17,6 +17,8 @@ from liquidcp_runtime import attention, handle_of
 from liquidcp_runtime.cpu_world import CpuWorld
 from tests.numerics import Inputs, compiled, decode, prefill, random_inputs, run
 
+pytestmark = pytest.mark.slow
+
 Tensor = torch.Tensor
 HEADS = {"num_heads_q": 4, "num_heads_kv": 2}
 PROBLEMS = {
@@ -194,7 +196,6 @@ def test_other_tensors_are_refused_before_anything_runs(change: Callable[[Inputs
 # -- torch.library and torch.compile
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_the_ops_pass_torchs_own_checks(kind: str) -> None:
     """fault M3: torch.library.opcheck, contiguous and strided."""
@@ -222,7 +223,6 @@ def check_compiled(program: Callable, world, plan, problem: Problem) -> None:
     torch.testing.assert_close(program(*args), layer(*args), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("kind", PROBLEMS)
@@ -234,7 +234,6 @@ def test_compiled_programs_give_the_same(kind: str, backend: str, dynamic: bool)
     check_compiled(program, CpuWorld(2), compiled(problem, 2).plan, problem)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by_handle", [False, True])
 def test_a_compiled_program_follows_the_plan(by_handle: bool) -> None:
     """fault M3: another plan of the same shapes is another result; by handle, new plans do not compile again."""
@@ -250,7 +249,6 @@ def test_a_compiled_program_follows_the_plan(by_handle: bool) -> None:
     assert counter.frame_count == (2 if by_handle else 4)
 
 
-@pytest.mark.slow
 def test_a_compiled_program_refuses_gradients() -> None:
     """fault M3"""
     torch.compiler.reset()
@@ -266,7 +264,6 @@ def test_a_compiled_program_refuses_gradients() -> None:
         torch.compile(layer, fullgraph=True, backend="aot_eager")(*args)
 
 
-@pytest.mark.slow
 def test_an_exported_program_keeps_the_op() -> None:
     """fault M3: torch.export with handles, which are those of this process."""
     problem = PROBLEMS["prefill"]
