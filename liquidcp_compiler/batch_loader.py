@@ -88,9 +88,9 @@ class PlannedBatches(Generic[Batch]):
 
         waiting: deque[Any] = deque()
         loader = DataLoader(
-            self._planner,  # type: ignore[arg-type]
+            self._planner,  # type: ignore[arg-type] (no Dataset by name: indexing is all that is used of it)
             batch_size=None,
-            sampler=self._requests(waiting),  # type: ignore[arg-type]
+            sampler=self._requests(waiting),  # type: ignore[arg-type] (its items are requests, not numbers)
             collate_fn=_unchanged,
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch,

@@ -78,10 +78,6 @@ class MemorySizes:
         """Protocol words."""
         return self.signals + self.prefixes + self.arrivals + self.claims + self.merged + self.tickets
 
-    def num_bytes(self) -> int:
-        """Bytes of one rank, without its page."""
-        return self.blob + 8 * self.words + 2 * self.kv + 4 * (self.state_out + self.state_lse) + 4 * self.stage
-
 
 def _most(column: np.ndarray) -> int:
     return int(column.max(initial=0))

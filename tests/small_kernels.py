@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
@@ -61,3 +62,7 @@ def a_spec(**problem: Any) -> KernelSpec:
 
     fields: dict[str, Any] = {"lengths": (300,), "num_heads_q": 2, "num_heads_kv": 1, "head_dim": 64, **problem}
     return plan(PrefillProblem(**fields), 2).spec
+
+
+def entry_names(cache_dir: Path) -> list[str]:
+    return [path.name for path in (cache_dir / "cubins").iterdir() if path.is_dir() and path.name[0] != "."]

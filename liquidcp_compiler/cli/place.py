@@ -109,6 +109,11 @@ def _placers() -> dict[str, type[Placer]]:
     return {name: cls for name, cls in PLACEMENTS.items() if issubclass(cls, Placer)}
 
 
+def _options_of(placer: Any) -> set[str]:
+    """Names of the options of a placement, or of its class."""
+    return {f.name for f in fields(placer)}
+
+
 def _placer(text: str, options: Mapping[str, Any]) -> Placer:
     """A placement from its name and options. Raises InvalidField for an option that it has not, or has twice."""
     from liquidcp_compiler.passes.registry import pass_from_spec
@@ -157,7 +162,7 @@ def _compare(out: Output, lengths: list[int], world: int, options: Mapping[str, 
 
     rows, refused, data = [], [], []
     for name, cls in _placers().items():
-        own = {option: v for option, v in options.items() if option in {f.name for f in fields(cls)}}  # type: ignore
+        own = {option: v for option, v in options.items() if option in _options_of(cls)}
         placer = _placer(name, own)  # a bad option is no matter of the batch: it ends the command
         try:
             with out.working(f"placing with {name}"):

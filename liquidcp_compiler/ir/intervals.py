@@ -116,11 +116,6 @@ def sort_by(key: IntArray) -> IntArray:
     return np.argsort(key, kind="stable")
 
 
-def ptr_of(row: IntArray, num_rows: int) -> IntArray:
-    """CSR pointer of sorted row numbers."""
-    return np.concatenate(([0], np.cumsum(np.bincount(row, minlength=num_rows)))).astype(np.int64)
-
-
 def rank_in_group(key: IntArray) -> IntArray:
     """For each element its place among the earlier elements of the same key (0, 1, …)."""
     order = sort_by(key)

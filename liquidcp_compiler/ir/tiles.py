@@ -77,16 +77,6 @@ class TileTable:
         """Largest token of each tile."""
         return self.token(self.rows - 1)
 
-    def held_by(self, rank: int) -> IntArray:
-        """Tiles in the local tensor of a rank, in its order."""
-        own = np.flatnonzero(self.rank == rank)
-        return np.concatenate((own[np.argsort(self.slot[own], kind="stable")], np.flatnonzero(self.rank == REPLICATED)))
-
-    def same_as(self, other: TileTable) -> bool:
-        """Equal column by column."""
-        mine, theirs = self.columns(), other.columns()
-        return all(np.array_equal(mine[k], theirs[k]) for k in mine)
-
 
 def _column(value, n: int) -> IntArray:
     return np.full(n, value, np.int64) if np.ndim(value) == 0 else np.asarray(value, np.int64)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from liquidcp_compiler import options
 from liquidcp_compiler.errors import InvalidField, PassError, VerificationError
@@ -90,10 +89,3 @@ class _Dumper:
         name = p.name if p else str(after.stage)
         (self.folder / f"{self.count:02d}-{name}.txt").write_text(print_graph(after))
         self.count += 1
-
-
-def task_graph(graph: AnyGraph) -> TaskGraph:
-    """The graph as one with tasks; a placement must have run."""
-    if isinstance(graph, AuthoredGraph):
-        raise VerificationError("placed", str(graph.stage), "", "no placement has run; put one first in the pipeline")
-    return cast(TaskGraph, graph)

@@ -6,6 +6,7 @@ when a graph is placed with it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -105,14 +106,14 @@ class Placement:
         return ranks[np.where(placed[sequence] > 0, at, -1)]
 
 
-class Placer:
+class Placer(ABC):
     """Makes placements from lengths. Subclasses are frozen dataclasses whose fields are their options."""
 
     name: ClassVar[str]
 
+    @abstractmethod
     def place(self, lengths: IntArray | list[int], world: int) -> Placement:
         """The placement of a batch. Raises InvalidField naming the sequence."""
-        raise NotImplementedError
 
 
 def build_placed(graph: AuthoredGraph, context: PassContext, placer: Placer) -> PlacedGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,12 +17,12 @@ from liquidcp_compiler.ir.problem_fields import whole_number
 BLOCK = 256
 
 
-class LengthSampler:
+class LengthSampler(ABC):
     """Draws document lengths. Subclasses are frozen dataclasses."""
 
+    @abstractmethod
     def documents(self, rng: np.random.Generator) -> Iterator[int]:
         """Lengths >= 1 in tokens, without end; the same ones for a generator in the same state."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,9 +85,6 @@ LIQUIDCP_DEVICE Vec16 ld_shared_v4(u32 address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
 }
-LIQUIDCP_DEVICE void st_shared_u32(u32 address, u32 v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
 
 // Floats of a running state: written by one CTA, read by another one of the same launch.
 LIQUIDCP_DEVICE f32 ld_relaxed_gpu_f32(const f32* p) {

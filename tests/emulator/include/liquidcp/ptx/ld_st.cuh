@@ -67,7 +67,6 @@ LIQUIDCP_DEVICE void st_v4(void* p, Vec16 v) {
 LIQUIDCP_DEVICE Vec16 ld_shared_v4(u32 address) {
   return emulated_read<Vec16>(emulator::shared_bytes(address, 16));
 }
-LIQUIDCP_DEVICE void st_shared_u32(u32 address, u32 v) { memcpy(emulator::shared_bytes(address, 4), &v, 4); }
 
 LIQUIDCP_DEVICE f32 ld_relaxed_gpu_f32(const f32* p) { return emulated_read<f32>(p); }
 LIQUIDCP_DEVICE void ld_relaxed_gpu_v4_f32(const f32* p, f32 (&v)[4]) {
