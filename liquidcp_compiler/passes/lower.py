@@ -51,8 +51,7 @@ def lower(graph: SyncedGraph, pipeline: str = "") -> Plan:
     }
     tables |= lower_rows(graph, local, classes)
     tables |= lower_reductions(graph, local)
-    _fill_source_tokens(graph.world, tables)
-    tables["staged_list"] = _staged_list(graph, tables["transfers"])
+    tables["staged_list"] = _staged_list(graph.world, tables)
     return _pack(graph, tables, pipeline)
 
 
@@ -138,19 +137,20 @@ def _mask_data(graph: SyncedGraph) -> tuple[NDArray, NDArray]:
     return np.tile(entries, graph.world), np.repeat(np.arange(graph.world), len(entries))
 
 
-def _fill_source_tokens(world: int, tables: Tables) -> None:
-    """Where in the peer's shard a pulled KV tile begins, so that nobody has to read a peer's plan."""
+def _staged_list(world: int, tables: Tables) -> tuple[NDArray, NDArray]:
+    """Own KV tiles that some peer pulls, by rank, in slot order.
+
+    Also says in each transfer where in the peer's shard its tile begins, so that nobody has to read a peer's plan.
+    """
     transfers, (kv_tiles, holder) = tables["transfers"][0], tables["kv_tiles"]
     first = np.searchsorted(holder, np.arange(world))
     kv = transfers["space"] == Space.KV
-    transfers["source_token"][kv] = kv_tiles["token"][first[transfers["peer"][kv]] + transfers["source"][kv]]
-
-
-def _staged_list(graph: SyncedGraph, transfers: tuple[NDArray, NDArray]) -> tuple[NDArray, NDArray]:
-    """Own KV tiles that some peer pulls, by rank, in slot order."""
-    rows = transfers[0][transfers[0]["space"] == Space.KV]
-    key = np.unique(rows["peer"].astype(np.int64) << 32 | rows["source"])
-    return (key & MAX_INT32).astype("<i4"), key >> 32
+    source = first[transfers["peer"][kv]] + transfers["source"][kv]
+    transfers["source_token"][kv] = kv_tiles["token"][source]
+    pulled = np.zeros(len(kv_tiles), bool)
+    pulled[source] = True
+    staged = np.flatnonzero(pulled)
+    return (staged - first[holder[staged]]).astype("<i4"), holder[staged]
 
 
 def check_lengths(problem: Problem) -> None:
