@@ -67,6 +67,8 @@ def word_words(plan: Plan | None, code: ErrorCode, peer: int, index: int) -> str
         return f"READY of rank {peer}, which has not staged its keys and values"
     if code == ErrorCode.DONE:
         return f"DONE of rank {peer}, which has not pulled all that the launch before last staged for it"
+    if code == ErrorCode.PIPELINE:
+        return f"barrier {index} of its own shared memory, which is a fault of the kernel: please report it"
     if plan is None:
         return f"{code.name} {index} of rank {peer}"
     if code == ErrorCode.LOCK:

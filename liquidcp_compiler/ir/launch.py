@@ -36,6 +36,7 @@ class ErrorCode(IntEnum):
     ARRIVALS = 6  #: more KV tiles were published in a sequence than its arrival map has room for
     READY = 7  #: a peer did not say in time that its inputs of this launch are staged
     DONE = 8  #: a peer did not say in time that it has read what the next staging would overwrite
+    PIPELINE = 9  #: a barrier within a CTA did not come: a fault of the kernel
 
 
 class CtaRole(IntEnum):
@@ -209,7 +210,7 @@ ERROR_BLOCK = LaunchStruct(
         Param("role", "i32", "CtaRole"),
         Param("task", "i32", "index in the role's table of that rank (see CtaRole); -1: none"),
         Param("peer", "i32", "rank that owns the word it looked at"),
-        Param("index", "i32", "SIGNAL: index in `signals`; PREFIX, ARRIVALS: `sequences`; LOCK: `q_tiles`; else 0"),
+        Param("index", "i32", "SIGNAL: index in `signals`; PREFIX, ARRIVALS: `sequences`; LOCK: `q_tiles`; PIPELINE: barrier of the CTA; else 0"),
         Param("pad0", "i32", "0"),
         Param("expected", "u64", "value waited for"),
         Param("seen", "u64", "value found"),

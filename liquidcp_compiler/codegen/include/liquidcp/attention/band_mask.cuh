@@ -9,14 +9,14 @@ namespace liquidcp {
 struct RowKeys {
   i32 begin, end, prefix;
 
-  LIQUIDCP_DEVICE bool see_some(const KvStep& step) const {
+  LIQUIDCP_DEVICE bool see_some(const KeyRange& step) const {
     return step.position < end && (step.position + step.num_keys > begin || step.position < prefix);
   }
-  LIQUIDCP_DEVICE bool see_all(const KvStep& step) const {
+  LIQUIDCP_DEVICE bool see_all(const KeyRange& step) const {
     const i32 step_end = step.position + step.num_keys;
     return step_end <= end && (step.position >= begin || step_end <= prefix);
   }
-  LIQUIDCP_DEVICE KeyBits of(const KvStep& step) const {
+  LIQUIDCP_DEVICE KeyBits of(const KeyRange& step) const {
     return first_keys(min_of(end - step.position, step.num_keys)) &
            (~first_keys(begin - step.position) | first_keys(prefix - step.position));
   }
@@ -59,7 +59,23 @@ class BandTile {
       : keys_(row_keys(data, size, rows.position)) {
     keys_.end = row_keys(data, size, rows.position + rows.rows - 1).end;
   }
-  LIQUIDCP_DEVICE bool sees(const KvStep& step) const { return keys_.see_some(step); }
+  LIQUIDCP_DEVICE bool sees(const KeyRange& step) const { return keys_.see_some(step); }
+
+ private:
+  RowKeys keys_;
+};
+
+// The keys that every row of a query tile sees.
+class BandCover {
+ public:
+  LIQUIDCP_DEVICE BandCover(const i32* data, i32 size, const QueryRange& rows)
+      : keys_(row_keys(data, size, rows.position)) {
+    keys_.begin = row_keys(data, size, rows.position + rows.rows - 1).begin;
+  }
+  // KV_STEP keys, and all of them?
+  LIQUIDCP_DEVICE bool sees_all(const KeyRange& step) const {
+    return step.num_keys == config::KV_STEP && keys_.see_all(step);
+  }
 
  private:
   RowKeys keys_;
@@ -75,15 +91,15 @@ class BandRows {
   }
 
   // Whole warp.
-  LIQUIDCP_DEVICE StepView look(const KvStep& step) const {
-    const bool all = step.num_keys == config::KV_STEP && keys_[0].see_all(step) && keys_[1].see_all(step);
+  LIQUIDCP_DEVICE StepView look(const KeyRange& step) const {
+    const bool all = step.num_keys == config::MASK_KEYS && keys_[0].see_all(step) && keys_[1].see_all(step);
     StepView view;
     view.any = __any_sync(FULL_WARP, keys_[0].see_some(step) || keys_[1].see_some(step));
     view.all = !__any_sync(FULL_WARP, !all);
     return view;
   }
 
-  LIQUIDCP_DEVICE KeyBits keys(i32 r, const KvStep& step) const { return keys_[r].of(step); }
+  LIQUIDCP_DEVICE KeyBits keys(i32 r, const KeyRange& step) const { return keys_[r].of(step); }
 
  private:
   RowKeys keys_[2];

@@ -23,7 +23,7 @@ class BlockTile {
  public:
   LIQUIDCP_DEVICE BlockTile(const i32* data, i32, const QueryRange& rows) : bits_(data), rows_(rows) {}
 
-  LIQUIDCP_DEVICE bool sees(const KvStep& step) const {
+  LIQUIDCP_DEVICE bool sees(const KeyRange& step) const {
     const i32 first = step.position / bits_.block(), last = (step.position + step.num_keys - 1) / bits_.block();
     const i32 last_query_block = (rows_.index + rows_.rows - 1) / bits_.block();
     for (i32 query_block = rows_.index / bits_.block(); query_block <= last_query_block; ++query_block) {
@@ -48,6 +48,29 @@ class BlockTile {
   QueryRange rows_;
 };
 
+class BlockCover {
+ public:
+  LIQUIDCP_DEVICE BlockCover(const i32* data, i32, const QueryRange& rows) : bits_(data), rows_(rows) {}
+
+  // KV_STEP keys, and every row sees all of them?
+  LIQUIDCP_DEVICE bool sees_all(const KeyRange& step) const {
+    if (step.num_keys != config::KV_STEP) return false;
+    const i32 last = (step.position + step.num_keys - 1) / bits_.block();
+    const i32 last_query_block = (rows_.index + rows_.rows - 1) / bits_.block();
+    for (i32 query_block = rows_.index / bits_.block(); query_block <= last_query_block; ++query_block) {
+      const u32* words = bits_.row(query_block);
+      for (i32 b = step.position / bits_.block(); b <= last; ++b) {
+        if ((words[b >> 5] >> (b & 31) & 1) == 0) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  BlockBits bits_;
+  QueryRange rows_;
+};
+
 class BlockRows {
  public:
   LIQUIDCP_DEVICE BlockRows(const i32* data, i32, const QueryRange& tile, i32 first_row, i32 lane) : data_(data) {
@@ -59,7 +82,7 @@ class BlockRows {
   }
 
   // Whole warp.
-  LIQUIDCP_DEVICE StepView look(const KvStep& step) const {
+  LIQUIDCP_DEVICE StepView look(const KeyRange& step) const {
     const KeyBits first = keys(0, step), second = keys(1, step);
     StepView view;
     view.any = __any_sync(FULL_WARP, (first | second) != 0);
@@ -67,7 +90,7 @@ class BlockRows {
     return view;
   }
 
-  LIQUIDCP_DEVICE KeyBits keys(i32 r, const KvStep& step) const {
+  LIQUIDCP_DEVICE KeyBits keys(i32 r, const KeyRange& step) const {
     const BlockBits bits(data_);
     const u32* words = bits.row(query_block_[r]);
     KeyBits seen = 0;

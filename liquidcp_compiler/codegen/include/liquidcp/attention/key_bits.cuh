@@ -22,17 +22,17 @@ template <>
 struct Unsigned<64> {
   using Type = u64;
 };
-using KeyBits = Unsigned<config::KV_STEP>::Type;
+using KeyBits = Unsigned<config::MASK_KEYS>::Type;
 constexpr KeyBits ALL_KEYS = ~KeyBits{0};
 
-// The first `n` keys: none for n <= 0, all from KV_STEP on.
+// The first `n` keys: none for n <= 0, all from MASK_KEYS on.
 LIQUIDCP_DEVICE KeyBits first_keys(i32 n) {
-  return n <= 0 ? 0 : n >= config::KV_STEP ? ALL_KEYS : (KeyBits{1} << n) - 1;
+  return n <= 0 ? 0 : n >= config::MASK_KEYS ? ALL_KEYS : (KeyBits{1} << n) - 1;
 }
 
 // How the warp's 16 rows see a step; the same in all lanes.
 struct StepView {
-  bool any, all;  // some row sees some key; every row sees KV_STEP keys
+  bool any, all;  // some row sees some key; every row sees MASK_KEYS keys
 };
 
 // What is hidden gets the score -inf, and so the probability 0. `mask.keys(r, step)`: what this thread's row lane / 4

@@ -4,11 +4,15 @@
 
 namespace liquidcp {
 
-struct KvStep {
+// Keys that lie together in a sequence: what masks look at.
+struct KeyRange {
+  i32 position;  // of the first one
+  i32 num_keys;
+};
+
+struct KvStep : KeyRange {  // 1 .. KV_STEP keys
   const u8 *k, *v;         // first row, of one KV head
   u32 k_stride, v_stride;  // from a row to the next, in 16-byte chunks
-  i32 position;            // of the first row in its sequence
-  i32 num_keys;            // 1 .. KV_STEP
 };
 
 }  // namespace liquidcp

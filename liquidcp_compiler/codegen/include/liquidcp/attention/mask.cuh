@@ -8,14 +8,17 @@ namespace liquidcp {
 template <MaskKind KIND>
 struct MaskOf {
   using Tile = BandTile;
+  using Cover = BandCover;
   using Rows = BandRows;
 };
 template <>
 struct MaskOf<MaskKind::BLOCK_SPARSE> {
   using Tile = BlockTile;
+  using Cover = BlockCover;
   using Rows = BlockRows;
 };
 using TileMask = MaskOf<config::MASK>::Tile;
+using TileCover = MaskOf<config::MASK>::Cover;
 using RowsMask = MaskOf<config::MASK>::Rows;
 
 }  // namespace liquidcp

@@ -24,14 +24,17 @@ struct ScoreScale {
       : before(config::SOFTCAP ? params.softmax_scale / params.softcap : 1.0f),
         log2((config::SOFTCAP ? params.softcap : params.softmax_scale) * LOG2_E) {}
 
-  LIQUIDCP_DEVICE void cap(f32 (&s)[SCORE_TILES][4]) const {
+  template <i32 N>
+  LIQUIDCP_DEVICE void cap(f32 (&s)[N]) const {
     if constexpr (config::SOFTCAP) {
 #pragma unroll
-      for (i32 n = 0; n < SCORE_TILES; ++n) {
-#pragma unroll
-        for (i32 e = 0; e < 4; ++e) s[n][e] = tanh_of(s[n][e] * before);
-      }
+      for (i32 i = 0; i < N; ++i) s[i] = tanh_of(s[i] * before);
     }
+  }
+  template <i32 N, i32 M>
+  LIQUIDCP_DEVICE void cap(f32 (&s)[N][M]) const {
+#pragma unroll
+    for (i32 n = 0; n < N; ++n) cap(s[n]);
   }
 };
 

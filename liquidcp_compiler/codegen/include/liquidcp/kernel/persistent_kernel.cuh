@@ -2,8 +2,6 @@
 // The kernel, as an assembly of its parts. One cooperative launch holds all ranks: rank = CTA index / CTAs a rank.
 #include <liquidcp/common/shared_memory.cuh>
 #include <liquidcp/tasks/context.cuh>
-#include <liquidcp/kernel/scheduler.cuh>
-#include <liquidcp/tasks/compute.cuh>
 #include <liquidcp/tasks/staging.cuh>
 #include <liquidcp/tasks/transfer.cuh>
 
@@ -16,32 +14,6 @@ LIQUIDCP_DEVICE bool may_begin(const Context& context) {
   if (seen == LAYOUT_HASH) return true;
   context.watch.fail(ErrorCode::LAYOUT, context.watch.rank, 0, LAYOUT_HASH, seen, 0);
   return false;
-}
-
-// Claims and computes until nothing is left.
-LIQUIDCP_DEVICE void run_compute(const Context& context) {
-  context.watch.role = CtaRole::COMPUTE;
-  context.watch.task = -1;
-  ClaimScan scan(context);
-  for (i32 tasks_done = 0; !fault_stops(context.watch, tasks_done); ++tasks_done) {
-    const u64 begin = trace_begin();
-    if (threadIdx.x == 0) fault_delay(context.watch, DelayPoint::CLAIM);
-    __syncthreads();  // nobody still reads the last claim, or shared memory of its task
-    if (threadIdx.x < 32) {
-      Claim claim = {};
-      const bool found = scan.next(claim);
-      if (threadIdx.x == 0) {
-        context.shared.claim = claim;
-        context.shared.has_claim = found;
-      }
-    }
-    __syncthreads();
-    if (!context.shared.has_claim) return;
-    const Claim claim = context.shared.claim;
-    context.watch.task = claim.row;
-    context.record(TraceKind::WAIT, claim.row, claim.unit, begin);
-    if (!ComputeTask(context, claim).run()) return;
-  }
 }
 
 // The last CTA out starts the next epoch.
@@ -57,7 +29,9 @@ LIQUIDCP_DEVICE void leave(const Context& context) {
   }
 }
 
-LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params) {
+// `compute.run(context)`: the whole CTA claims and computes until nothing is left.
+template <class Compute>
+LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params, const Compute& compute) {
   SharedWords& shared = static_smem<SharedWords>();
   const i32 rank_idx = static_cast<i32>(blockIdx.x) / params.ctas_per_rank;
   const i32 cta_idx = static_cast<i32>(blockIdx.x) % params.ctas_per_rank;
@@ -73,7 +47,7 @@ LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params) {
 
   bool going = __syncthreads_and(threadIdx.x != 0 || may_begin(context));
   if (going && cta_idx < params.num_comm_ctas) going = StagingQueue(context).run() && TransferQueue(context).run();
-  if (going) run_compute(context);
+  if (going) compute.run(context);
   leave(context);
 }
 

@@ -8,7 +8,7 @@ namespace liquidcp {
 
 // Lies in shared memory and is read where it is needed: accumulators need the registers.
 struct AttentionTask {
-  i32 row;
+  i32 row, unit;
   i32 first_tile, num_tiles;  // KV tiles, in the row's order
   i32 q_tile;                 // index in `q_tiles`
   i32 head, kv_head;
@@ -24,6 +24,7 @@ LIQUIDCP_DEVICE AttentionTask make_task(const Context& context, const Claim& cla
   const i32 head = claim.unit % context.params.num_heads_q;
   const QTileDesc& tile = context.plan.q_tiles()[q_tile];
   return {claim.row,
+          claim.unit,
           claim.lo,
           claim.hi - claim.lo,
           q_tile,

@@ -21,13 +21,6 @@ struct SharedWords {
   Claim claim;
 };
 
-// Dynamic shared memory, in bytes: the query tile, then two buffers of KV_STEP rows each for K and for V.
-constexpr u32 SMEM_Q = 0;
-constexpr u32 STEP_BYTES = config::KV_STEP * SMEM_ROW_BYTES;
-constexpr u32 SMEM_K = SMEM_Q + config::BLOCK_Q * SMEM_ROW_BYTES;
-constexpr u32 SMEM_V = SMEM_K + 2 * STEP_BYTES;
-static_assert(SMEM_V + 2 * STEP_BYTES == config::SMEM_BYTES, "config.cuh disagrees with the shared-memory layout");
-
 struct Context {
   const KernelParams& params;
   const RankParams& rank;

@@ -3,11 +3,10 @@
 // a lane a step, and leaves the steps that the query tile sees in shared memory; what no row sees is never loaded.
 #include <liquidcp/attention/mask.cuh>
 #include <liquidcp/tasks/attention_task.cuh>
-#include <liquidcp/sync/prefix.cuh>
+#include <liquidcp/tasks/kv_tiles.cuh>
 
 namespace liquidcp {
 
-constexpr i32 STEPS_PER_TILE = config::BLOCK_KV / config::KV_STEP;
 constexpr i32 STEP_SLOTS = 64;  // one round of a warp beyond the 32 steps that it keeps ready
 
 struct StepQueue {
@@ -60,7 +59,7 @@ class KvWalk {
   LIQUIDCP_DEVICE bool open(i32 idx, KvStep& step) const {
     const RowDesc& row = context_.plan.rows()[task_.row];
     const SequenceDesc& sequence = context_.plan.sequences()[row.sequence];
-    const i32 index = physical(row, sequence, task_.first_tile + idx / STEPS_PER_TILE);
+    const i32 index = physical_tile(context_, row, sequence, task_.first_tile + idx / STEPS_PER_TILE);
     const i32 first = idx % STEPS_PER_TILE * config::KV_STEP;
     const KvTileDesc& tile = context_.plan.kv_tiles()[index];
     if (first >= tile.rows) return false;
@@ -85,14 +84,6 @@ class KvWalk {
     const i64 element = token * token_stride + task_.kv_head * head_stride;
     first = static_cast<const u8*>(tensor) + element * ELEMENT_BYTES;
     stride = static_cast<u32>(token_stride * ELEMENT_BYTES / 16);
-  }
-
-  // Own tiles come first in the order of a ready row, then arrivals in the order of the committed prefix.
-  LIQUIDCP_DEVICE i32 physical(const RowDesc& row, const SequenceDesc& sequence, i32 tile) const {
-    if (row.formation == static_cast<i32>(Formation::STATIC)) return context_.plan.kv_list()[row.kv_list + tile];
-    const i32 num_local = row.local_hi - row.local_lo;
-    if (tile < num_local) return row.local_lo + tile;
-    return arrival_at(context_.rank, sequence, tile - num_local);
   }
 
   const Context& context_;

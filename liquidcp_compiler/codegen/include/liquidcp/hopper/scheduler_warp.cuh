@@ -1,0 +1,136 @@
+#pragma once
+// The first warp of a CTA: claims tasks a little ahead of the tensor cores and lists their steps, a lane a step. What no
+// row of a query tile sees is never loaded.
+#include <liquidcp/attention/mask.cuh>
+#include <liquidcp/hopper/wait.cuh>
+#include <liquidcp/kernel/scheduler.cuh>
+#include <liquidcp/sync/faults.cuh>
+#include <liquidcp/tasks/kv_tiles.cuh>
+
+namespace liquidcp::hopper {
+
+// A task is claimed when so few listed steps are left to load: late, so that it may still go to an idle CTA, and early
+// enough for the claim's latency.
+constexpr u32 CLAIM_AHEAD = 2;
+
+class SchedulerWarp {
+ public:
+  LIQUIDCP_DEVICE explicit SchedulerWarp(const Context& context)
+      : context_(context), lane_(static_cast<i32>(threadIdx.x & 31)) {}
+
+  LIQUIDCP_DEVICE void run() {
+    context_.watch.role = CtaRole::COMPUTE;
+    context_.watch.task = -1;
+    ClaimScan scan(context_);
+    for (u32 task = 0;; ++task) {
+      Claim claim = {};
+      const bool going = wait_for_room(task) && !fault_stops(context_.watch, static_cast<i32>(task)) &&
+                         next(scan, claim) && wait_for_tiles(claim);
+      if (!going) return end(task);
+      list_steps(task, claim);
+    }
+  }
+
+ private:
+  LIQUIDCP_DEVICE bool next(ClaimScan& scan, Claim& claim) const {
+    if (lane_ == 0) fault_delay(context_.watch, DelayPoint::CLAIM);
+    __syncwarp();
+    const bool found = scan.next(claim);
+    context_.watch.task = found ? claim.row : -1;
+    return found;
+  }
+
+  // A slot for the task is free when the loader has begun with the task before, whose queries took the place of a task
+  // that is over.
+  LIQUIDCP_DEVICE bool wait_for_room(u32 task) const {
+    if (task == 0) return true;
+    return wait_count(state().tasks_started, task) &&
+           (listed_ <= CLAIM_AHEAD || wait_count(state().taken, listed_ - CLAIM_AHEAD));
+  }
+
+  // Rows that do not form by readiness wait for each pulled tile; ready intervals never wait here.
+  LIQUIDCP_DEVICE bool wait_for_tiles(const Claim& claim) const {
+    const RowDesc& row = context_.plan.rows()[claim.row];
+    bool landed = true;
+    if (row.formation == static_cast<i32>(Formation::STATIC)) {
+      for (i32 i = lane_; i < row.num_kv_tiles && landed; i += 32) {
+        const i32 signal = context_.plan.kv_tiles()[context_.plan.kv_list()[row.kv_list + i]].signal;
+        if (signal < 0) continue;
+        fault_delay(context_.watch, DelayPoint::WAIT);
+        landed = context_.watch.wait(context_.rank.signals + signal, context_.plan.signals()[signal].expected,
+                                     ErrorCode::SIGNAL, context_.watch.rank, signal);
+      }
+    }
+    return __all_sync(FULL_WARP, landed);
+  }
+
+  // The last step of each round stays unpublished until it is known whether another one follows.
+  LIQUIDCP_DEVICE void list_steps(u32 task, const Claim& claim) {
+    AttentionTask& slot = state().tasks[task % TASK_SLOTS];
+    if (lane_ == 0) {
+      slot = make_task(context_, claim);
+      state().ended[task % TASK_SLOTS] = 0;
+    }
+    __syncwarp();
+    const RowDesc& row = context_.plan.rows()[claim.row];
+    const SequenceDesc& sequence = context_.plan.sequences()[row.sequence];
+    const i32* mask_data = context_.plan.mask_data() + sequence.mask_base;
+    const TileMask hull(mask_data, sequence.mask_size, slot.queries);
+    const TileCover cover(mask_data, sequence.mask_size, slot.queries);
+    const u32 first = listed_;
+    const i32 num_steps = (claim.hi - claim.lo) * STEPS_PER_TILE;
+    for (i32 base = 0; base < num_steps; base += 32) {
+      Step step = {};
+      const i32 idx = base + lane_;
+      const bool seen = idx < num_steps && open(row, sequence, claim.lo, idx, step, hull, cover);
+      put(seen, step, first);
+    }
+    if (listed_ == first) put(lane_ == 0, {0, 0, 0, MASKED}, first);  // a task that sees nothing takes a step too
+    if (lane_ == 0) {
+      state().steps[(listed_ - 1) % STEP_SLOTS].flags |= LAST;
+      tell(state().published, listed_);
+    }
+    __syncwarp();
+  }
+
+  LIQUIDCP_DEVICE void put(bool seen, Step step, u32 first) {
+    const u32 votes = __ballot_sync(FULL_WARP, seen);
+    if (!wait_count(state().taken, listed_ + 32 - STEP_SLOTS)) return;
+    const u32 place = listed_ + __popc(votes & ((1u << lane_) - 1));
+    if (place == first) step.flags |= FIRST;
+    if (seen) state().steps[place % STEP_SLOTS] = step;
+    listed_ += __popc(votes);
+    __syncwarp();
+    if (lane_ == 0 && listed_ != first) tell(state().published, listed_ - 1);
+  }
+
+  // False: the tile ends before this step, or no row of the query tile sees any of it.
+  LIQUIDCP_DEVICE bool open(const RowDesc& row, const SequenceDesc& sequence, i32 first_tile, i32 idx, Step& step,
+                            const TileMask& hull, const TileCover& cover) const {
+    const i32 index = physical_tile(context_, row, sequence, first_tile + idx / STEPS_PER_TILE);
+    const KvTileDesc& tile = context_.plan.kv_tiles()[index];
+    const i32 skip = idx % STEPS_PER_TILE * config::KV_STEP;
+    if (skip >= tile.rows) return false;
+    step.token = tile.token + skip;
+    step.position = tile.position + skip;
+    step.num_keys = min_of(tile.rows - skip, config::KV_STEP);
+    const KeyRange keys = {step.position, step.num_keys};
+    step.flags = (cover.sees_all(keys) ? 0 : MASKED) |
+                 (index < context_.plan.header().num_local_kv_tiles ? 0 : PULLED);
+    return hull.sees(keys);
+  }
+
+  LIQUIDCP_DEVICE void end(u32 task) {
+    wait_for_room(task);
+    if (lane_ == 0) state().ended[task % TASK_SLOTS] = 1;
+    put(lane_ == 0, {0, 0, 0, END}, listed_);
+    if (lane_ == 0) tell(state().published, listed_);
+    __syncwarp();
+  }
+
+  const Context& context_;
+  const i32 lane_;
+  u32 listed_ = 0;
+};
+
+}  // namespace liquidcp::hopper
