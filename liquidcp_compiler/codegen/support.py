@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from liquidcp_compiler.errors import CodegenError
+from liquidcp_compiler.ir.kernel_path import HOPPER, PATHS, PORTABLE, TensorBoxes
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.layout import MaskKind
 
@@ -10,6 +11,13 @@ DTYPES = ("bf16", "fp16")
 HEAD_DIMS = tuple(range(64, 257, 16))
 BLOCK_SIZES = (64, 128)
 MASKS = tuple(kind for kind in MaskKind if kind != MaskKind.NONE)
+
+#: The one architecture that has the Hopper path, and what that path has kernels for.
+HOPPER_ARCH = "sm_90a"
+HOPPER_HEAD_DIMS: tuple[int, ...] = ()
+HOPPER_BLOCK = 128
+#: Threads of its CTAs: a warpgroup that feeds, and two that attend to 64 query rows each.
+HOPPER_THREADS = 384
 
 
 def check_spec(spec: KernelSpec) -> None:
@@ -23,6 +31,34 @@ def check_spec(spec: KernelSpec) -> None:
     _require("reductions", spec.reductions, (False,))
 
 
+def hopper_supports(spec: KernelSpec) -> bool:
+    """Has the Hopper path a kernel for ``spec``? For bf16 and fp16, tiles of 128 rows and some head sizes it has."""
+    return (
+        spec.dtype.value in DTYPES
+        and spec.block_q == spec.block_kv == HOPPER_BLOCK
+        and spec.head_dim in HOPPER_HEAD_DIMS
+    )
+
+
+def choose_path(spec: KernelSpec, arch: str, path: str | None) -> str:
+    """The path of the kernel for ``spec`` on ``arch``: ``path``, or the best there is where that is None.
+
+    Raises CodegenError for a path that there is not, or not on this architecture or for this specification.
+    """
+    if path is None:
+        return HOPPER if arch == HOPPER_ARCH and hopper_supports(spec) else PORTABLE
+    _require("path", path, PATHS)
+    if path == HOPPER and arch != HOPPER_ARCH:
+        raise CodegenError(f"the Hopper path has no kernel for arch = {arch}; supported: {HOPPER_ARCH}")
+    if path == HOPPER and not hopper_supports(spec):
+        head_dims = ", ".join(map(str, HOPPER_HEAD_DIMS)) or "none"
+        raise CodegenError(
+            f"the Hopper path has no kernel for {spec.name}; supported: head_dim {head_dims} with block_q = block_kv = "
+            f"{HOPPER_BLOCK} and {' or '.join(DTYPES)}. The portable path has one"
+        )
+    return path
+
+
 def _require(field: str, value: object, supported: tuple[object, ...]) -> None:
     if value not in supported:
         raise CodegenError(
@@ -31,9 +67,16 @@ def _require(field: str, value: object, supported: tuple[object, ...]) -> None:
         )
 
 
-def num_threads(spec: KernelSpec) -> int:
-    """Threads of a CTA: a warp for each 16 query rows, the height of one tensor-core step."""
-    return spec.block_q // 16 * 32
+def num_threads(spec: KernelSpec, path: str) -> int:
+    """Threads of a CTA; on the portable path a warp for each 16 query rows, the height of one tensor-core step."""
+    return HOPPER_THREADS if path == HOPPER else spec.block_q // 16 * 32
+
+
+def tensor_boxes(spec: KernelSpec, path: str) -> TensorBoxes | None:
+    """What the tensor maps of a Hopper kernel are encoded for; None for a portable one, which has none."""
+    if path == PORTABLE:
+        return None
+    return TensorBoxes(q_rows=spec.block_q, kv_rows=kv_step(spec), out_rows=64)
 
 
 def kv_step(spec: KernelSpec) -> int:
