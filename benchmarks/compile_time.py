@@ -32,7 +32,7 @@ device = torch.device("cuda", 0) if torch.cuda.is_available() else None
 if device is not None:
     torch.zeros(1, device=device)
 cache = KernelCache()
-kernel = cache.source(spec)
+kernel = cache.source(spec, arch)
 nvrtc_version()
 start = time.perf_counter()
 if device is None:

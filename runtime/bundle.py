@@ -14,6 +14,7 @@ from typing import Any
 
 from liquidcp_compiler.errors import InvalidField
 from liquidcp_compiler.ir.atomic_file import write_file
+from liquidcp_compiler.ir.kernel_path import PATHS, PORTABLE, TensorBoxes
 from liquidcp_compiler.version import __version__
 from liquidcp_runtime.cubin import KernelResources
 from liquidcp_runtime.cubin_key import layout_hash
@@ -29,7 +30,7 @@ class BundledKernel:
 
     Fields: ``name``, ``arch``; ``source_key`` of its sources and ``nvrtc``, the version that compiled them; ``size`` in
     bytes and ``sha256`` of the cubin; ``num_threads`` of a CTA and its dynamic ``smem_bytes``; ``resources``; ``spec``,
-    as ``KernelSpec.to_json`` gives it.
+    as ``KernelSpec.to_json`` gives it; ``path`` and ``boxes``: see ``ir.kernel_path``.
     """
 
     name: str
@@ -42,6 +43,8 @@ class BundledKernel:
     smem_bytes: int
     resources: KernelResources
     spec: dict[str, Any]
+    path: str = PORTABLE
+    boxes: TensorBoxes | None = None
 
     @property
     def file_name(self) -> str:
@@ -115,7 +118,14 @@ def write_bundle(folder: Path, built: Sequence[tuple[BundledKernel, bytes]]) -> 
 
 
 def _kernel(entry: dict[str, Any]) -> BundledKernel:
-    kernel = BundledKernel(**{**entry, "resources": KernelResources(**entry["resources"])})
+    boxes = entry.get("boxes")
+    parts = {
+        "resources": KernelResources(**entry["resources"]),
+        "boxes": None if boxes is None else TensorBoxes(**boxes),
+    }
+    kernel = BundledKernel(**{**entry, **parts})
+    if kernel.path not in PATHS:
+        raise ValueError(f"{kernel.name} is of path {kernel.path!r}; known: {', '.join(PATHS)}")
     if Path(kernel.file_name).name != kernel.file_name:
         raise ValueError(f"{kernel.file_name} is no plain file name")
     return kernel

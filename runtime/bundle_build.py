@@ -40,7 +40,7 @@ def build_bundle(
 
 
 def _build(spec: KernelSpec, arch: str, emit: Emit) -> tuple[BundledKernel, bytes]:
-    kernel = emit(spec)
+    kernel = emit(spec, arch)
     compiled = compile_kernel(kernel, arch)
     cost = kernel_cost(compiled.cubin, kernel.name)
     check_shipped(kernel.name, arch, cost, compiled.log)
@@ -53,6 +53,8 @@ def _build(spec: KernelSpec, arch: str, emit: Emit) -> tuple[BundledKernel, byte
         sha256=hashlib.sha256(compiled.cubin).hexdigest(),
         num_threads=kernel.num_threads,
         smem_bytes=kernel.smem_bytes,
+        path=kernel.path,
+        boxes=kernel.boxes,
         resources=cost,
         spec=spec.to_json(),
     )

@@ -60,16 +60,17 @@ class KernelCache:
         """
         known = (spec, device)
         if known not in self._known:
-            kernel, arch = self.source(spec), arch_of(device)
+            arch = arch_of(device)
+            kernel = self.source(spec, arch)
             key = (source_key(kernel, arch), device)
             if key not in self._loaded:
                 self._loaded[key] = self._load(kernel, arch, device)
             self._known[known] = self._loaded[key]
         return self._known[known]
 
-    def source(self, spec: KernelSpec) -> KernelSource:
-        """The generated kernel for ``spec``. Raises CodegenError."""
-        return (self._emit or default_emit())(spec)
+    def source(self, spec: KernelSpec, arch: str) -> KernelSource:
+        """The generated kernel for ``spec`` on ``arch``. Raises CodegenError."""
+        return (self._emit or default_emit())(spec, arch)
 
     def build(self, kernel: KernelSource, arch: str) -> BuiltCubin:
         """The cubin of ``kernel`` for ``arch``, built once; needs no GPU. Raises NvrtcError, InvalidField."""
@@ -84,5 +85,7 @@ class KernelCache:
             kernel.name,
             num_threads=kernel.num_threads,
             smem_bytes=kernel.smem_bytes,
+            path=kernel.path,
+            boxes=kernel.boxes,
             device=device,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from liquidcp_compiler.errors import InvalidField
+from liquidcp_compiler.ir.kernel_path import PATHS
 from liquidcp_compiler.ir.problem_fields import flag, whole_number
 from liquidcp_runtime.kernel_faults import Faults
 from liquidcp_runtime.link_model import LinkModel
@@ -24,6 +25,8 @@ class DeviceOptions:
         heap_bytes: size of each rank's symmetric heap (its page, and four staging slots of keys and values that peers
             pull), fixed from the start; None: it grows with the plans.
         bundles: folders of prebuilt kernels to look through first; None takes LIQUIDCP_KERNELS.
+        path: ``"portable"`` or ``"hopper"``: how kernels compute (``ir/kernel_path.py``), and an error where the device
+            or a plan has no such kernel; None takes the best there is.
         sm_margin: streaming multiprocessors left free, for NCCL kernels beside ours.
         wait_budget: seconds that a wait inside a kernel may last for something that is on its way.
         entry_budget: seconds that it may last for a peer that may not have been launched yet.
@@ -39,6 +42,7 @@ class DeviceOptions:
     ctas_per_rank: int | None = None
     heap_bytes: int | None = None
     bundles: tuple[str, ...] | None = None
+    path: str | None = None
     sm_margin: int = 0
     wait_budget: float = DEFAULT_WAIT_BUDGET
     entry_budget: float = DEFAULT_ENTRY_BUDGET
@@ -52,6 +56,8 @@ class DeviceOptions:
         for name in ("num_comm_ctas", "ctas_per_rank", "heap_bytes"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), 1)
+        if self.path is not None and self.path not in PATHS:
+            raise InvalidField("path", self.path, f"{', '.join(PATHS)}, or None")
         whole_number("sm_margin", self.sm_margin, 0)
         whole_number("trace_capacity", self.trace_capacity, 1, 2**24)
         for name in ("wait_budget", "entry_budget"):

@@ -203,10 +203,11 @@ class DeviceWorld:
         )
 
     def _emit(self, emit: Emit | None) -> Emit | None:
-        variant = {"faults": self.options.faults is not None, "trace": self.options.trace}
-        if not any(variant.values()):
-            return emit
-        return partial(default_emit() if emit is None else emit, **variant)
+        o = self.options
+        asked: dict[str, bool | str] = {name: True for name in ("faults", "trace") if getattr(o, name)}
+        if o.path is not None:
+            asked["path"] = o.path
+        return partial(default_emit() if emit is None else emit, **asked) if asked else emit
 
     def _finish_before_going(self, thing: DeviceWorld | PlanSlot) -> None:
         """Launches end before memory of ``thing`` goes: torch would give it to others, who know nothing of them."""

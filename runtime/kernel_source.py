@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from liquidcp_compiler.ir.kernel_path import TensorBoxes
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 
 
@@ -22,10 +23,14 @@ class KernelSource(Protocol):
     def num_threads(self) -> int: ...
     @property
     def smem_bytes(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def boxes(self) -> TensorBoxes | None: ...
 
 
-#: Equal specifications give equal texts.
-Emit = Callable[[KernelSpec], KernelSource]
+#: emit(spec, arch): the kernel that ``arch`` runs for ``spec``. Equal arguments give equal texts.
+Emit = Callable[[KernelSpec, str], KernelSource]
 
 
 def default_emit() -> Emit:

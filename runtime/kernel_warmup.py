@@ -60,11 +60,11 @@ def _cuda(device: torch.device | str | int) -> torch.device:
 
 
 def _warm(cache: KernelCache, spec: KernelSpec, arch: str | None, device: torch.device | None) -> WarmKernel:
-    kernel = cache.source(spec)
     if device is not None:
         cache.get(spec, device)
         arch = arch_of(device)
     assert arch is not None  # one of the two is given
+    kernel = cache.source(spec, arch)
     built = cache.build(kernel, arch)
     return WarmKernel(
         name=kernel.name,

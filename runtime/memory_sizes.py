@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from liquidcp_compiler.ir.launch import NUM_TICKETS
+from liquidcp_compiler.ir.launch import MERGE_WORDS, NUM_TICKETS
 from liquidcp_compiler.ir.plan import Plan
 
 #: Every section and every rank's share of it begins on such a border.
@@ -48,7 +48,7 @@ class MemorySizes:
             prefixes=_most(headers["num_sequences"]),
             arrivals=_most(headers["num_arrivals"]),
             claims=_most(headers["num_rows"]) * _most(headers["units_per_row"]),
-            merged=slots,
+            merged=slots * MERGE_WORDS,
             kv=_most(headers["num_pulled_kv_tokens"]) * row_bytes,
             state_out=slots * plan.spec.block_q * p.head_dim,
             state_lse=slots * plan.spec.block_q,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from liquidcp_compiler.errors import OutOfResources, UnsupportedError
+from liquidcp_compiler.ir.kernel_path import PORTABLE, TensorBoxes
 from liquidcp_runtime import driver_api
 
 #: Compute capability -> architecture to compile for. A cubin for sm_80 runs on every 8.x.
@@ -30,7 +31,8 @@ def arch_of(device: torch.device) -> str:
 class LoadedKernel:
     """One kernel, loaded. ``function`` is a CUfunction; ``smem_bytes`` is dynamic shared memory of a CTA.
 
-    ``registers`` and ``local_bytes`` are a thread's; local memory other than 0 means spills.
+    ``registers`` and ``local_bytes`` are a thread's; local memory other than 0 means spills. ``path`` and ``boxes``:
+    see ``ir.kernel_path``; a kernel with boxes takes tensor maps.
     """
 
     name: str
@@ -41,6 +43,8 @@ class LoadedKernel:
     registers: int
     local_bytes: int
     num_sms: int
+    path: str = PORTABLE
+    boxes: TensorBoxes | None = None
 
     def co_resident_ctas(self, sm_margin: int = 0) -> int:
         """CTAs that run at the same time on all but ``sm_margin`` SMs of the device.
@@ -71,7 +75,16 @@ class LoadedKernel:
         )  # fmt: skip
 
 
-def load_kernel(cubin: bytes, name: str, *, num_threads: int, smem_bytes: int, device: torch.device) -> LoadedKernel:
+def load_kernel(
+    cubin: bytes,
+    name: str,
+    *,
+    num_threads: int,
+    smem_bytes: int,
+    device: torch.device,
+    path: str = PORTABLE,
+    boxes: TensorBoxes | None = None,
+) -> LoadedKernel:
     """Load ``cubin`` into torch's context of ``device`` (torch owns it; nothing here makes one).
 
     Raises DriverError; OutOfResources if the device has less shared memory than a CTA needs.
@@ -103,4 +116,6 @@ def load_kernel(cubin: bytes, name: str, *, num_threads: int, smem_bytes: int, d
             registers=read(attributes.CU_FUNC_ATTRIBUTE_NUM_REGS),
             local_bytes=read(attributes.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
             num_sms=torch.cuda.get_device_properties(device).multi_processor_count,
+            path=path,
+            boxes=boxes,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from liquidcp_compiler.ir.kernel_path import TensorBoxes
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.problem import PrefillProblem
 
@@ -43,6 +44,8 @@ class SmallKernel:
     headers: Mapping[str, str] = field(default_factory=dict)
     num_threads: int = 1
     smem_bytes: int = 0
+    path: str = "portable"
+    boxes: TensorBoxes | None = None
 
 
 def constant_kernel(value: int = 1, name: str = "constant") -> SmallKernel:
@@ -51,9 +54,9 @@ def constant_kernel(value: int = 1, name: str = "constant") -> SmallKernel:
     return SmallKernel(name=name, source=SOURCE.format(name=name), headers=headers)
 
 
-def emit_constant(value: int = 1, name: str | None = None) -> Callable[[KernelSpec], SmallKernel]:
+def emit_constant(value: int = 1, name: str | None = None) -> Callable[[KernelSpec, str], SmallKernel]:
     """An emitter of :func:`constant_kernel`, by default under the name of the specification."""
-    return lambda spec: constant_kernel(value, name or spec.name)
+    return lambda spec, arch: constant_kernel(value, name or spec.name)
 
 
 def a_spec(**problem: Any) -> KernelSpec:

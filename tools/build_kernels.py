@@ -60,7 +60,7 @@ class BuiltKernel:
 
 def build(spec: KernelSpec, arch: str) -> BuiltKernel:
     """Emit and compile one kernel. Raises CodegenError, NvrtcError."""
-    kernel = emit(spec)
+    kernel = emit(spec, arch)
     compiled = compile_cubin(kernel.source, kernel.headers, arch, name=f"{kernel.name}.cu")
     cost = resources(compiled.cubin)[kernel.name]
     return BuiltKernel(

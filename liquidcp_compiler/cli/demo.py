@@ -79,16 +79,16 @@ def _summary(name: str, plan: Plan, out: Output) -> dict[str, Any]:
 
 def _kernel(name: str, plan: Plan, folder: Path, out: Output) -> dict[str, Any]:
     """Writes and compiles the plan's kernel; says why where there is none."""
-    from liquidcp_compiler.cli.kernel_output import print_kernel, write_kernel
+    from liquidcp_compiler.cli.kernel_output import print_kernels, write_kernels
     from liquidcp_compiler.errors import CodegenError
 
     out.heading(f"kernel of the {name} batch")
     try:
-        cuda = write_kernel(plan.spec, folder, ARCHS, out)
+        cuda = write_kernels(plan.spec, folder, ARCHS, out)
     except CodegenError as error:
         out.line(f"none: {error}")
         return {"cuda": None, "cuda_missing": str(error)}
-    print_kernel(cuda, out)
+    print_kernels(cuda, out)
     return {"cuda": cuda}
 
 

@@ -21,6 +21,13 @@ from liquidcp_compiler.cli.inputs import (
 from liquidcp_compiler.cli.output import Output
 
 
+class KernelPath(StrEnum):
+    """How a kernel computes: ``ir.kernel_path.PATHS``."""
+
+    PORTABLE = "portable"
+    HOPPER = "hopper"
+
+
 class What(StrEnum):
     """What can be dumped."""
 
@@ -38,16 +45,22 @@ def dump(
     passes: PassesOption = None,
     deterministic: DeterministicOption = False,
     arch: Annotated[
-        list[str] | None, typer.Option("--arch", metavar="SM", help="Also compile the CUDA, e.g. sm_90a; repeatable.")
+        list[str] | None,
+        typer.Option("--arch", metavar="SM", help="Write and compile the CUDA for it, e.g. sm_90a; repeatable."),
+    ] = None,
+    path: Annotated[
+        KernelPath | None, typer.Option("--path", help="How the CUDA computes; else the best that the arch has.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the graph as text, the plan as a file and as text, or the CUDA as one self-contained file."""
-    from liquidcp_compiler.cli.kernel_output import print_kernel, write_kernel
+    from liquidcp_compiler.cli.kernel_output import print_kernels, write_kernels
     from liquidcp_compiler.errors import InvalidField
 
     if arch and What.CUDA not in what:
         raise InvalidField("--arch", arch, "only with --what cuda")
+    if path and What.CUDA not in what:
+        raise InvalidField("--path", path.value, "only with --what cuda")
     out = Output(as_json)
     with out.working("planning"):
         work = load_work(problem, world, placement, passes, deterministic)
@@ -59,8 +72,8 @@ def dump(
         data |= _dump_plan(work, output)
         out.line(f"plan      {data['plan']}\ntables    {data['tables']}")
     if What.CUDA in what:
-        data["cuda"] = write_kernel(work.plan.spec, output, arch or [], out)
-        print_kernel(data["cuda"], out)
+        data["cuda"] = write_kernels(work.plan.spec, output, arch or [], out, path.value if path else None)
+        print_kernels(data["cuda"], out)
     out.result(data)
 
 

@@ -96,11 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--arch", nargs="*", choices=tuple(ARCH_OPTIONS), default=tuple(ARCH_OPTIONS))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    for kernel in map(emit, specs()):
+    written: set[Path] = set()
+    for spec, arch in ((spec, arch) for spec in specs() for arch in options.arch):
+        kernel = emit(spec, arch)
         source = options.out / f"{kernel.name}.cu"
-        source.write_text(kernel.self_contained(), encoding="utf-8")
-        print(source)
-        for arch in options.arch if options.nvcc else ():
+        if source not in written:
+            written.add(source)
+            source.write_text(kernel.self_contained(), encoding="utf-8")
+            print(source)
+        if options.nvcc:
             print(compile_with_nvcc(kernel, source, arch, options.nvcc))
 
 

@@ -15,13 +15,16 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from liquidcp_compiler.codegen.support import check_spec, kv_step, num_threads, smem_bytes
+from liquidcp_compiler.codegen.kernel_shape import KernelShape, kernel_shape, tensor_boxes
+from liquidcp_compiler.codegen.support import check_spec, choose_path
 from liquidcp_compiler.errors import CodegenError
+from liquidcp_compiler.ir.kernel_path import HOPPER, PORTABLE, TensorBoxes
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.launch import (
     LAUNCH_ENUMS,
     LAUNCH_STRUCTS,
     MAX_RANKS,
+    MERGE_WORDS,
     NUM_TICKETS,
     PAGE_DONE,
     LaunchStruct,
@@ -42,6 +45,11 @@ if TYPE_CHECKING:
 
 CONFIG_HEADER = "liquidcp/generated/config.cuh"
 LAYOUT_HEADER = "liquidcp/generated/layout.cuh"
+WGMMA_HEADER = "liquidcp/generated/wgmma.cuh"
+PATH_FACTS = {
+    PORTABLE: "portable: mma.sync and cp.async, sm_80 and up",
+    HOPPER: "Hopper: wgmma and TMA, sm_90a",
+}
 _INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
 
 
@@ -68,7 +76,8 @@ class GeneratedKernel:
 
     Fields: ``name`` (also of the ``extern "C"`` entry), ``source`` (the short generated .cu), ``headers`` (include name
     -> text, everything that ``source`` includes, generated headers too), ``num_threads`` of a CTA and its dynamic
-    shared memory ``smem_bytes``.
+    shared memory ``smem_bytes``; ``path``, one of ``ir.kernel_path.PATHS``; ``boxes`` of its tensor maps, None if it
+    takes none.
     """
 
     name: str
@@ -76,6 +85,8 @@ class GeneratedKernel:
     headers: Mapping[str, str]
     num_threads: int
     smem_bytes: int
+    path: str = PORTABLE
+    boxes: TensorBoxes | None = None
 
     def self_contained(self) -> str:
         """One file that a CUDA compiler needs nothing else for: each header in the place of its first include."""
@@ -94,31 +105,47 @@ class GeneratedKernel:
         return inline(self.source)
 
 
-def emit(spec: KernelSpec, *, faults: bool = False, trace: bool = False) -> GeneratedKernel:
-    """The kernel for ``spec``; ``faults`` and ``trace``: see :class:`Variant`.
+def emit(
+    spec: KernelSpec, arch: str = "sm_80", *, path: str | None = None, faults: bool = False, trace: bool = False
+) -> GeneratedKernel:
+    """The kernel that ``arch`` would run for ``spec``.
+
+    Args:
+        path: how it computes, one of ``ir.kernel_path.PATHS``; None takes the Hopper path where there is one, else the
+            portable one.
+        faults, trace: see :class:`Variant`.
 
     Raises CodegenError, naming the field, for what no kernel can be generated for.
     """
     check_spec(spec)
+    path = choose_path(spec, arch, path)
     variant = Variant(faults=faults, trace=trace)
-    name = spec.name + variant.suffix
-    layout = render_layout()
+    name = spec.name + ("_hopper" if path == HOPPER else "") + variant.suffix
+    shape = kernel_shape(spec, path)
     config = _template("config.cuh.j2").render(
-        spec=spec,
-        variant=variant,
-        kv_step=kv_step(spec),
-        num_threads=num_threads(spec),
-        smem_bytes=smem_bytes(spec),
-        fp16=spec.dtype.value == "fp16",
+        spec=spec, variant=variant, path=path, shape=shape, fp16=spec.dtype.value == "fp16"
     )
-    source = _template("kernel.cu.j2").render(name=name, version=__version__, facts=_facts(spec, variant))
+    source = _template("kernel.cu.j2").render(
+        name=name, version=__version__, path=path, facts=_facts(spec, path, shape, variant)
+    )
     return GeneratedKernel(
         name=name,
         source=source,
-        headers=MappingProxyType({**static_headers(), CONFIG_HEADER: config, LAYOUT_HEADER: layout}),
-        num_threads=num_threads(spec),
-        smem_bytes=smem_bytes(spec),
+        headers=MappingProxyType({**static_headers(), CONFIG_HEADER: config, **_generated_headers(spec, path, shape)}),
+        num_threads=shape.num_threads,
+        smem_bytes=shape.smem_bytes,
+        path=path,
+        boxes=tensor_boxes(spec, path, shape),
     )
+
+
+def _generated_headers(spec: KernelSpec, path: str, shape: KernelShape) -> dict[str, str]:
+    """Layout and, on the Hopper path, the operand lists of its two wgmma instructions."""
+    layout = {LAYOUT_HEADER: render_layout()}
+    if path == PORTABLE:
+        return layout
+    kind = "f16" if spec.dtype.value == "fp16" else "bf16"
+    return layout | {WGMMA_HEADER: _template("wgmma.cuh.j2").render(n_qk=shape.kv_step, n_pv=spec.head_dim, kind=kind)}
 
 
 @cache
@@ -145,14 +172,19 @@ def render_layout() -> str:
     tables += [{"name": name, "type": "i32"} for name in INDEX_TABLES]
     return _template("layout.cuh.j2").render(
         layout_hash=f"0x{LAYOUT_HASH:016x}ull",
-        constants=[("MAX_RANKS", MAX_RANKS), ("PAGE_DONE", PAGE_DONE), ("NUM_TICKETS", NUM_TICKETS)],
+        constants=[
+            ("MAX_RANKS", MAX_RANKS),
+            ("PAGE_DONE", PAGE_DONE),
+            ("NUM_TICKETS", NUM_TICKETS),
+            ("MERGE_WORDS", MERGE_WORDS),
+        ],
         enums=[_enum(e) for e in (*ENUMS, *LAUNCH_ENUMS)],
         structs=[_descriptor(d) for d in (HEADER, *DESCRIPTORS)] + [_launch_struct(s) for s in LAUNCH_STRUCTS],
         tables=tables,
     )
 
 
-def _facts(spec: KernelSpec, variant: Variant) -> list[tuple[str, str]]:
+def _facts(spec: KernelSpec, path: str, shape: KernelShape, variant: Variant) -> list[tuple[str, str]]:
     extras = [name for name in ("faults", "trace") if getattr(variant, name)]
     return [
         ("dtype", spec.dtype.value),
@@ -161,9 +193,9 @@ def _facts(spec: KernelSpec, variant: Variant) -> list[tuple[str, str]]:
         ("block_q", str(spec.block_q)),
         ("block_kv", str(spec.block_kv)),
         ("softcap", "yes" if spec.softcap else "no"),
-        ("CTA", f"{num_threads(spec)} threads, {smem_bytes(spec)} bytes of dynamic shared memory"),
+        ("CTA", f"{shape.num_threads} threads, {shape.smem_bytes} bytes of dynamic shared memory"),
         ("built with", " and ".join(extras) or "nothing more"),
-        ("path", "portable: mma.sync and cp.async, sm_80 and up"),
+        ("path", PATH_FACTS[path]),
         ("layout hash", f"{LAYOUT_HASH:016x}"),
     ]
 
@@ -187,7 +219,7 @@ def _launch_struct(s: LaunchStruct) -> dict[str, Any]:
         }
         for f in s.fields
     ]
-    return _struct(s.name, s.doc, fields, s.size, 8)
+    return _struct(s.name, s.doc, fields, s.size, s.alignment)
 
 
 def _struct(name: str, doc: str, fields: list[dict[str, Any]], size: int, alignment: int) -> dict[str, Any]:

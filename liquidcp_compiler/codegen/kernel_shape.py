@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liquidcp_compiler.ir.kernel_path import HOPPER, TensorBoxes
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 
 #: Columns of 16-bit elements in a row of 128 bytes, the width of a swizzled block of a tile on the Hopper path.
@@ -29,6 +30,18 @@ class KernelShape:
     consumer_registers: int = 0
 
 
+def kernel_shape(spec: KernelSpec, path: str) -> KernelShape:
+    """The CTA of the kernel for ``spec`` on ``path``, one of ``ir.kernel_path.PATHS``."""
+    return hopper_shape(spec) if path == HOPPER else portable_shape(spec)
+
+
+def tensor_boxes(spec: KernelSpec, path: str, shape: KernelShape) -> TensorBoxes | None:
+    """What the tensor maps of a Hopper kernel are encoded for; None for a portable one, which has none."""
+    if path != HOPPER:
+        return None
+    return TensorBoxes(columns=BLOCK_COLUMNS, q_rows=spec.block_q, kv_rows=shape.kv_step, out_rows=64)
+
+
 def portable_shape(spec: KernelSpec) -> KernelShape:
     """A warp for each 16 query rows, the height of one tensor-core step; two steps each of K and V.
 
@@ -36,9 +49,7 @@ def portable_shape(spec: KernelSpec) -> KernelShape:
     """
     kv_step = 64 if spec.head_dim <= 128 else 32
     rows = spec.block_q + 4 * kv_step
-    return KernelShape(
-        num_threads=spec.block_q // 16 * 32, kv_step=kv_step, smem_bytes=rows * smem_row_bytes(spec)
-    )
+    return KernelShape(num_threads=spec.block_q // 16 * 32, kv_step=kv_step, smem_bytes=rows * smem_row_bytes(spec))
 
 
 def smem_row_bytes(spec: KernelSpec) -> int:

@@ -1,8 +1,9 @@
-"""What kernels can be generated for, and the sizes that follow from a specification."""
+"""What kernels can be generated for."""
 
 from __future__ import annotations
 
 from liquidcp_compiler.errors import CodegenError
+from liquidcp_compiler.ir.kernel_path import HOPPER, PATHS, PORTABLE
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.layout import MaskKind
 
@@ -10,6 +11,11 @@ DTYPES = ("bf16", "fp16")
 HEAD_DIMS = tuple(range(64, 257, 16))
 BLOCK_SIZES = (64, 128)
 MASKS = tuple(kind for kind in MaskKind if kind != MaskKind.NONE)
+
+#: The one architecture that has the Hopper path, and what that path has kernels for.
+HOPPER_ARCH = "sm_90a"
+HOPPER_HEAD_DIMS: tuple[int, ...] = tuple(range(64, 177, 16))
+HOPPER_BLOCK = 128
 
 
 def check_spec(spec: KernelSpec) -> None:
@@ -23,31 +29,37 @@ def check_spec(spec: KernelSpec) -> None:
     _require("reductions", spec.reductions, (False,))
 
 
+def hopper_supports(spec: KernelSpec) -> bool:
+    """Has the Hopper path a kernel for ``spec``? For bf16 and fp16, tiles of 128 rows and some head sizes it has."""
+    return (
+        spec.dtype.value in DTYPES
+        and spec.block_q == spec.block_kv == HOPPER_BLOCK
+        and spec.head_dim in HOPPER_HEAD_DIMS
+    )
+
+
+def choose_path(spec: KernelSpec, arch: str, path: str | None) -> str:
+    """The path of the kernel for ``spec`` on ``arch``: ``path``, or the best there is where that is None.
+
+    Raises CodegenError for a path that there is not, or not on this architecture or for this specification.
+    """
+    if path is None:
+        return HOPPER if arch == HOPPER_ARCH and hopper_supports(spec) else PORTABLE
+    _require("path", path, PATHS)
+    if path == HOPPER and arch != HOPPER_ARCH:
+        raise CodegenError(f"the Hopper path has no kernel for arch = {arch}; supported: {HOPPER_ARCH}")
+    if path == HOPPER and not hopper_supports(spec):
+        head_dims = ", ".join(map(str, HOPPER_HEAD_DIMS)) or "none"
+        raise CodegenError(
+            f"the Hopper path has no kernel for {spec.name}; supported: head_dim {head_dims} with block_q = block_kv = "
+            f"{HOPPER_BLOCK} and {' or '.join(DTYPES)}. The portable path has one"
+        )
+    return path
+
+
 def _require(field: str, value: object, supported: tuple[object, ...]) -> None:
     if value not in supported:
         raise CodegenError(
             f"no kernel can be generated for {field} = {value}; supported: {', '.join(map(str, supported))}. "
             "The CPU interpreter runs every plan"
         )
-
-
-def num_threads(spec: KernelSpec) -> int:
-    """Threads of a CTA: a warp for each 16 query rows, the height of one tensor-core step."""
-    return spec.block_q // 16 * 32
-
-
-def kv_step(spec: KernelSpec) -> int:
-    """Rows of a KV tile in shared memory at a time: 64, or 32 where the accumulators leave no registers for more."""
-    return 64 if spec.head_dim <= 128 else 32
-
-
-def smem_row_bytes(spec: KernelSpec) -> int:
-    """Bytes from a row in shared memory to the next: rows of a multiple of 8 chunks of 16 bytes are swizzled, others
-    padded to an odd number of chunks."""
-    chunks = spec.head_dim * 2 // 16
-    return 16 * (chunks if chunks % 8 == 0 else chunks | 1)
-
-
-def smem_bytes(spec: KernelSpec) -> int:
-    """Dynamic shared memory of a CTA: the query tile, and two steps each of K and V."""
-    return (spec.block_q + 4 * kv_step(spec)) * smem_row_bytes(spec)

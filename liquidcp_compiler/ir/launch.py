@@ -1,4 +1,4 @@
-"""What a kernel is launched with, written once: the parameter struct and the block in which it reports an error.
+"""What a kernel is launched with, written once: parameter structs and the block in which it reports an error.
 
 Like ``ir/layout.py`` this is a table from which both sides derive: the C++ structs of the generated kernel and the
 numpy dtypes that the runtime fills in. It is no part of a plan: pointers live here and nowhere else.
@@ -78,6 +78,10 @@ PAGE_DONE = 16
 #: Counters of a rank within one launch (``tickets``).
 NUM_TICKETS = 5
 
+#: Words of a running state (``merged``): one for each half of a query tile's rows. A kernel that merges whole tiles
+#: uses the first.
+MERGE_WORDS = 2
+
 
 @dataclass(frozen=True)
 class Param:
@@ -91,32 +95,34 @@ class Param:
 
 @dataclass(frozen=True)
 class LaunchStruct:
-    """A struct of the launch. ``parts`` gives the structs that its members name."""
+    """A struct of the launch. ``parts`` gives the structs that its members name; ``alignment`` is in bytes."""
 
     name: str
     doc: str
     fields: tuple[Param, ...]
     parts: tuple[LaunchStruct, ...] = ()
+    alignment: int = 8
     dtype: np.dtype = field(init=False)
 
     def __post_init__(self) -> None:
         members, offset = [], 0
         for f in self.fields:
-            numpy_type = self._numpy_type(f.type)
+            numpy_type, alignment = self._member_type(f.type)
             size = np.dtype(numpy_type).itemsize
-            if offset % min(size, 8):
+            if offset % alignment or alignment > self.alignment:
                 raise TypeError(f"{self.name}.{f.name} is not naturally aligned")
             members.append((f.name, numpy_type) if f.count == 1 else (f.name, numpy_type, (f.count,)))
             offset += size * f.count
-        if offset % 8:
-            raise TypeError(f"{self.name}: {offset} bytes; pad it to a multiple of 8")
+        if offset % self.alignment:
+            raise TypeError(f"{self.name}: {offset} bytes; pad it to a multiple of {self.alignment}")
         object.__setattr__(self, "dtype", np.dtype(members))
 
-    def _numpy_type(self, cpp_type: str) -> str | np.dtype:
+    def _member_type(self, cpp_type: str) -> tuple[str | np.dtype, int]:
+        """(numpy type, alignment in bytes)."""
         if cpp_type.endswith("*"):
-            return "<u8"
-        struct = {part.name: part.dtype for part in self.parts}.get(cpp_type)
-        return _SCALARS[cpp_type][0] if struct is None else struct
+            return "<u8", 8
+        struct = {part.name: part for part in self.parts}.get(cpp_type)
+        return _SCALARS[cpp_type] if struct is None else (struct.dtype, struct.alignment)
 
     @property
     def size(self) -> int:
@@ -152,7 +158,7 @@ RANK_PARAMS = LaunchStruct(
         Param("prefixes", "u64*", "one word a sequence: KV tiles in its committed prefix"),
         Param("arrivals", "u64*", "arrival map: index in `kv_tiles` + 1"),
         Param("claims", "u64*", "[rows, units_per_row]: KV tiles claimed (READY) or 1 (STATIC)"),
-        Param("merged", "u64*", "[own query tiles, num_heads_q]: KV tiles merged, or LOCKED"),
+        Param("merged", "u64*", "[own query tiles, num_heads_q, MERGE_WORDS]: KV tiles merged, or LOCKED"),
         Param(
             "tickets",
             "u64*",
@@ -222,7 +228,7 @@ ERROR_BLOCK = LaunchStruct(
 
 KERNEL_PARAMS = LaunchStruct(
     "KernelParams",
-    "The one kernel parameter.",
+    "The kernel parameter; Hopper kernels have TensorMaps beside it.",
     (
         Param("ranks", "RankParams", "ranks of this launch", MAX_RANKS),
         Param("peers", "PeerParams", "all ranks", MAX_RANKS),
@@ -254,6 +260,36 @@ KERNEL_PARAMS = LaunchStruct(
     (RANK_PARAMS, PEER_PARAMS),
 )
 
+TENSOR_MAP = LaunchStruct(
+    "TensorMap",
+    "How the tensor copy engine sees E [tokens, heads, HEAD_DIM], for boxes of one head; all zero for no tokens.",
+    (Param("opaque", "u64", "as the driver encodes it", 16),),
+    alignment=64,
+)
+
+RANK_MAPS = LaunchStruct(
+    "RankMaps",
+    "The tensors of one rank as RankParams has them.",
+    (
+        Param("q", "TensorMap", "boxes of TensorBoxes.q_rows tokens"),
+        Param("k", "TensorMap", "boxes of TensorBoxes.kv_rows tokens"),
+        Param("v", "TensorMap", "like k"),
+        Param("out", "TensorMap", "boxes of TensorBoxes.out_rows tokens"),
+        Param("kv_buffer_k", "TensorMap", "like k"),
+        Param("kv_buffer_v", "TensorMap", "like k"),
+    ),
+    (TENSOR_MAP,),
+    alignment=64,
+)
+
+TENSOR_MAPS = LaunchStruct(
+    "TensorMaps",
+    "The second parameter of Hopper kernels.",
+    (Param("ranks", "RankMaps", "ranks of this launch", MAX_RANKS),),
+    (RANK_MAPS,),
+    alignment=64,
+)
+
 #: In the order in which C++ must declare them.
 LAUNCH_STRUCTS: tuple[LaunchStruct, ...] = (
     ERROR_BLOCK,
@@ -262,5 +298,8 @@ LAUNCH_STRUCTS: tuple[LaunchStruct, ...] = (
     RANK_PARAMS,
     PEER_PARAMS,
     KERNEL_PARAMS,
+    TENSOR_MAP,
+    RANK_MAPS,
+    TENSOR_MAPS,
 )
 LAUNCH_ENUMS: tuple[type[IntEnum], ...] = (ErrorCode, CtaRole, FaultKind, TraceKind)

@@ -114,11 +114,18 @@ def test_dump_writes_graph_plan_and_cuda(cli, problem_file, tmp_path: Path) -> N
     text = (folder / "plan.txt").read_text()
     for name in expected.tables:
         assert f"  {name}:" in text
-    assert "#include <liquidcp" not in Path(data["cuda"]["source"]).read_text()
-    (compiled,) = data["cuda"]["compiled"]
+    assert "#include <liquidcp" not in Path(data["cuda"][0]["source"]).read_text()
+    (compiled,) = data["cuda"][0]["compiled"]
     assert compiled["registers"] > 0
     assert Path(compiled["cubin"]).read_bytes().startswith(b"\x7fELF")
     assert not list(folder.glob(".*"))
+
+
+def test_dump_gives_the_kernel_of_the_path(cli, problem_file, tmp_path: Path) -> None:
+    dump = ("dump", problem_file(), "--world", 2, "--what", "cuda", "-o", tmp_path / "out", "--json")
+    ((kernel,),) = (cli(*dump, "--path", "portable").json()["cuda"],)
+    assert (kernel["path"], kernel["compiled"]) == ("portable", [])
+    assert "portable: mma.sync" in Path(kernel["source"]).read_text()
 
 
 def test_dumped_graphs_are_the_same_on_every_run(cli, problem_file, tmp_path: Path) -> None:

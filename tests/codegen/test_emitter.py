@@ -13,12 +13,13 @@ from types import ModuleType
 
 import pytest
 
-from liquidcp_compiler.codegen import emitter
+from liquidcp_compiler.codegen import emitter, support
 from liquidcp_compiler.codegen.build_all import compile_with_nvcc, covering_specs, specs
 from liquidcp_compiler.codegen.build_all import main as build_all
 from liquidcp_compiler.codegen.emitter import CONFIG_HEADER, LAYOUT_HEADER, emit, static_headers
 from liquidcp_compiler.errors import CodegenError, KernelCostError, NvrtcError
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
+from liquidcp_compiler.ir.launch import RANK_MAPS, TENSOR_MAP, TENSOR_MAPS, LaunchStruct, Param
 from liquidcp_compiler.ir.layout import LAYOUT_HASH, MaskKind
 from liquidcp_compiler.ir.problem import DType
 from liquidcp_runtime.cubin import KernelResources, resources
@@ -69,14 +70,14 @@ def test_generated_text(name: str, golden: Callable[[str, str], None]) -> None:
 
 def check_compiles(spec: KernelSpec, arch: str) -> None:
     """Neither spills nor warnings, and what it needs is what the emitter says."""
-    kernel = emit(spec)
+    kernel = emit(spec, arch)
     compiled = compile_cubin(kernel.source, kernel.headers, arch, name=f"{kernel.name}.cu")
     cost = resources(compiled.cubin)[kernel.name]
     assert cost.local_bytes == cost.spill_store_bytes == cost.spill_load_bytes == 0
-    assert cost.max_threads == kernel.num_threads == 2 * spec.block_q
+    assert cost.max_threads == kernel.num_threads
     assert cost.registers * kernel.num_threads <= 65536
-    # What an sm_80 gives a CTA, and what the smallest sm_8x does.
-    limit = 99 if spec.head_dim <= 192 else 163
+    # What an sm_90 gives a CTA; what an sm_80 does, and what the smallest sm_8x does.
+    limit = 227 if kernel.path == "hopper" else 99 if spec.head_dim <= 192 else 163
     assert kernel.smem_bytes + cost.static_smem_bytes <= limit * 1024
     assert "warning" not in compiled.log
 
@@ -125,7 +126,8 @@ def test_a_dumped_kernel_is_one_file_for_a_plain_compiler(name: str, tmp_path: P
 
 
 def test_every_supported_kernel_has_its_own_name() -> None:
-    names = [emit(spec).name for spec in specs()]
+    names = [emit(spec, path="portable").name for spec in specs()]
+    assert names == [spec.name for spec in specs()]
     assert len(set(names)) == len(names) == 2 * 13 * 6 * 2
     assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
 
@@ -144,7 +146,7 @@ def test_the_covering_set_covers() -> None:
 
 def test_build_all_writes_every_kernel(tmp_path: Path) -> None:
     build_all([str(tmp_path)])
-    assert {p.stem for p in tmp_path.glob("*.cu")} == {spec.name for spec in specs()}
+    assert {p.stem for p in tmp_path.glob("*.cu")} == {emit(spec, arch).name for spec in specs() for arch in ARCHS}
 
 
 PTXAS = "ptxas info    : {} bytes spill stores, 0 bytes spill loads\nptxas info    : Used 168 registers\n"
@@ -210,6 +212,68 @@ def test_the_build_tool_prints_a_line_a_kernel(
 def test_refuses_what_it_cannot_generate(field: str, value: object) -> None:
     with pytest.raises(CodegenError, match=rf"\b{field} = .*; supported: "):
         emit(replace(CAUSAL, **{field: value}))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Head size 128 has a Hopper path."""
+    monkeypatch.setattr(support, "HOPPER_HEAD_DIMS", (128,))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_architecture_chooses_the_path() -> None:
+    """By what it and the specification can have; a name of its own, since its cubins are others."""
+    other = replace(CAUSAL, head_dim=192)
+    assert [emit(CAUSAL, arch).path for arch in ARCHS] == ["portable", "hopper", "portable"]
+    assert emit(other, "sm_90a").path == emit(replace(CAUSAL, block_q=64), "sm_90a").path == "portable"
+    assert emit(CAUSAL, "sm_90a", path="portable") == emit(CAUSAL, "sm_80") == emit(CAUSAL)
+    kernel = emit(CAUSAL, "sm_90a", trace=True)
+    assert kernel.name == f"{CAUSAL.name}_hopper_trace"
+    assert f"{kernel.name}(const __grid_constant__ liquidcp::KernelParams params,\n" in kernel.source
+    assert "const __grid_constant__ liquidcp::TensorMaps maps)" in kernel.source
+    assert re.search(r"//   path +Hopper: wgmma and TMA, sm_90a\n", kernel.source)
+    assert (kernel.num_threads, kernel.boxes is None) == (384, False)
+
+
+def test_a_portable_kernel_takes_no_maps() -> None:
+    kernel = emit(CAUSAL)
+    assert (kernel.path, kernel.boxes, "TensorMaps" in kernel.source) == ("portable", None, False)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("changes", "arch", "path", "words"),
+    [
+        ({}, "sm_90a", "fastest", "path = fastest; supported: portable, hopper"),
+        ({}, "sm_100a", "hopper", "arch = sm_100a; supported: sm_90a"),
+        ({"head_dim": 192}, "sm_90a", "hopper", "d192_.*; supported: head_dim 128 with"),
+        ({"block_kv": 64}, "sm_90a", "hopper", "kv64; supported: .* block_q = block_kv = 128"),
+    ],
+)
+def test_a_path_that_there_is_not_is_refused(changes: dict[str, int], arch: str, path: str, words: str) -> None:
+    with pytest.raises(CodegenError, match=words):
+        emit(replace(CAUSAL, **changes), arch, path=path)
+
+
+def test_tensor_maps_lie_as_the_device_reads_them() -> None:
+    """The second parameter of Hopper kernels: the copy engine wants 64 bytes of alignment for each map."""
+    layout = emitter.render_layout()
+    for struct in (TENSOR_MAP, RANK_MAPS, TENSOR_MAPS):
+        assert f"struct alignas(64) {struct.name} {{" in layout
+    assert "struct alignas(8) KernelParams {" in layout
+    offsets = {name: entry[1] for name, entry in (RANK_MAPS.dtype.fields or {}).items()}
+    assert offsets == {"q": 0, "k": 128, "v": 256, "out": 384, "kv_buffer_k": 512, "kv_buffer_v": 640}
+    assert (TENSOR_MAP.size, TENSOR_MAPS.size) == (128, 8 * 768)
+
+
+@pytest.mark.parametrize(
+    "fields", [(Param("pad", "u64", "0", 16), Param("map", "TensorMap", "")), (Param("map", "TensorMap", ""),)]
+)
+def test_a_struct_of_less_alignment_than_its_members_is_refused(fields: tuple[Param, ...]) -> None:
+    with pytest.raises(TypeError, match="map is not naturally aligned"):
+        LaunchStruct("Wrong", "", fields, (TENSOR_MAP,))
+    with pytest.raises(TypeError, match="map is not naturally aligned"):
+        LaunchStruct("Wrong", "", (Param("pad", "u64", "0"), *fields), (TENSOR_MAP,), alignment=64)
 
 
 def test_layout_header_carries_the_hash() -> None:

@@ -168,7 +168,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
 def test_kernels_of_one_name_each_run_their_own_code(fake_device) -> None:
     """fault J4: in one cache and in two, cold and from disk."""
     one, other = a_spec(), a_spec(dtype="fp16")
-    shared = liquidcp_runtime.KernelCache(lambda spec: constant_kernel(1 + (spec == other), "constant"))
+    shared = liquidcp_runtime.KernelCache(lambda spec, arch: constant_kernel(1 + (spec == other), "constant"))
     apart = [liquidcp_runtime.KernelCache(emit_constant(value, "constant")) for value in (1, 2)]
     found: list[Any] = [shared.get(spec, CPU) for spec in (one, other)]
     again: list[Any] = [kernels.get(one, CPU) for kernels in apart]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from liquidcp_compiler.errors import InvalidField, KernelCostError, KernelStoreWarning, NvrtcError
+from liquidcp_compiler.ir.kernel_path import TensorBoxes
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_compiler.ir.ptxas_log import refused_advisories
 from liquidcp_runtime import bundle, nvrtc
@@ -71,7 +72,7 @@ def test_a_bundle_comes_before_the_compiler(folder: Path, monkeypatch: pytest.Mo
     assert build_cubin(KERNEL, ARCH).origin == Origin.BUNDLE
     kernels = KernelCache(emit_constant(), bundles=[str(folder)])
     for _ in range(2):
-        kernels.build(kernels.source(SPEC), "sm_80")
+        kernels.build(kernels.source(SPEC, "sm_80"), "sm_80")
     assert (kernels.counts.compiled, kernels.counts.from_disk, kernels.counts.from_bundle) == (0, 0, 1)
 
 
@@ -108,6 +109,20 @@ def test_a_bundle_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert first == "bundle"
     for words in ("is in no bundle", "LIQUIDCP_KERNELS", "sm_80"):
         assert words in second
+
+
+def test_the_path_and_boxes_of_a_kernel_come_back(tmp_path: Path) -> None:
+    boxes = TensorBoxes(q_rows=128, kv_rows=112, out_rows=64)
+    kernels = {"sm_80": KERNEL, ARCH: replace(KERNEL, path="hopper", boxes=boxes)}
+    build_bundle(tmp_path / "bundle", [SPEC], list(kernels), emit=lambda _, arch: kernels[arch])
+    found = {k.arch: (k.path, k.boxes) for k in Bundle.read(tmp_path / "bundle").kernels}
+    assert found == {"sm_80": ("portable", None), ARCH: ("hopper", boxes)}
+
+
+def test_an_index_from_before_there_were_paths_is_of_portable_kernels(folder: Path) -> None:
+    old = [{name: entry[name] for name in entry.keys() - {"path", "boxes"}} for entry in index(folder)["kernels"]]
+    rewrite(folder, kernels=old)
+    assert {(k.path, k.boxes) for k in Bundle.read(folder).kernels} == {("portable", None)}
 
 
 def one_warning(folder: Path, kernel: SmallKernel = KERNEL) -> str:
@@ -165,7 +180,15 @@ def list_as_index(folder: Path) -> None:
 
 
 def unknown_field(folder: Path) -> None:
+    rewrite(folder, kernels=[{**index(folder)["kernels"][0], "way": "x"}])
+
+
+def unknown_path(folder: Path) -> None:
     rewrite(folder, kernels=[{**index(folder)["kernels"][0], "path": "x"}])
+
+
+def torn_boxes(folder: Path) -> None:
+    rewrite(folder, kernels=[{**index(folder)["kernels"][0], "boxes": {"columns": 64}}])
 
 
 def name_with_a_folder(folder: Path) -> None:
@@ -173,7 +196,8 @@ def name_with_a_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [no_index, torn_index, other_format, list_as_index, unknown_field, name_with_a_folder]
+    "spoil",
+    [no_index, torn_index, other_format, list_as_index, unknown_field, unknown_path, torn_boxes, name_with_a_folder],
 )
 def test_a_folder_that_is_no_bundle_is_refused(folder: Path, spoil: Callable[[Path], None]) -> None:
     spoil(folder)
@@ -213,7 +237,7 @@ IGNORED = SmallKernel(name="ignored", source=IGNORED_SETMAXNREG)
 def test_kernels_that_lose_speed_are_not_shipped(tmp_path: Path, kernel: SmallKernel, cost: str) -> None:
     kernels = {SPEC: KERNEL, a_spec(dtype="fp16"): kernel}
     with pytest.raises(KernelCostError, match=f"{kernel.name} for sm_90a .*{cost}") as caught:
-        build_bundle(tmp_path / "bundle", kernels, [ARCH], emit=kernels.__getitem__)
+        build_bundle(tmp_path / "bundle", kernels, [ARCH], emit=lambda spec, _: kernels[spec])
     assert (caught.value.kernel, caught.value.arch) == (kernel.name, ARCH)
     assert not (tmp_path / "bundle").exists()
 

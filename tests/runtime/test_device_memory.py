@@ -154,6 +154,8 @@ def test_a_buffer_goes_with_its_world_if_the_plan_lives_on() -> None:
         ("ctas_per_rank", -1),
         ("heap_bytes", 0),
         ("sm_margin", -1),
+        ("path", "fastest"),
+        ("path", ["portable"]),
         ("wait_budget", 0.0),
         ("entry_budget", float("nan")),
         ("trace_capacity", 0),

@@ -27,6 +27,8 @@ class Kernel:
     headers: dict[str, str] = field(default_factory=dict)
     num_threads: int = 1
     smem_bytes: int = 0
+    path: str = "portable"
+    boxes: None = None
 
 
 def say(**data: object) -> None:

@@ -41,7 +41,7 @@ class Accumulator {
   LIQUIDCP_DEVICE i64 slot() const {
     return static_cast<i64>(task_.q_tile) * context_.params.num_heads_q + task_.head;
   }
-  LIQUIDCP_DEVICE u64* word() const { return context_.rank.merged + slot(); }
+  LIQUIDCP_DEVICE u64* word() const { return context_.rank.merged + slot() * MERGE_WORDS; }
   LIQUIDCP_DEVICE i32 lane() const { return thread_ & 31; }
   LIQUIDCP_DEVICE i32 first_row() const { return (thread_ >> 5) * 16; }  // of this warp
 
