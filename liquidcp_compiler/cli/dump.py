@@ -11,6 +11,7 @@ import typer
 from liquidcp_compiler.cli.inputs import (
     DeterministicOption,
     JsonOption,
+    OrderOption,
     PassesOption,
     PlacementOption,
     ProblemArgument,
@@ -36,6 +37,7 @@ def dump(
     world: WorldOption = None,
     placement: PlacementOption = None,
     passes: PassesOption = None,
+    order: OrderOption = None,
     deterministic: DeterministicOption = False,
     arch: Annotated[
         list[str] | None, typer.Option("--arch", metavar="SM", help="Also compile the CUDA, e.g. sm_90a; repeatable.")
@@ -50,7 +52,7 @@ def dump(
         raise InvalidField("--arch", arch, "only with --what cuda")
     out = Output(as_json)
     with out.working("planning"):
-        work = load_work(problem, world, placement, passes, deterministic)
+        work = load_work(problem, world, placement, passes, order, deterministic)
     data: dict[str, Any] = {}
     if What.GRAPH in what:
         data["graph"] = _dump_graph(work, output)
