@@ -66,6 +66,7 @@ def compile_plan(
     *,
     placement: str | AnyPass | None = None,
     passes: tuple[AnyPass, ...] | None = None,
+    order: str | None = None,
     deterministic: bool = False,
     verify: str | None = None,
     workspace_limit: int | None = None,
@@ -77,6 +78,7 @@ def compile_plan(
         placement: a name (``zigzag-all``, ``dcp``) or a placement pass; None takes ``zigzag-all`` for prefill and
             ``dcp`` for decode problems.
         passes: the whole pipeline, instead of the default one; must end with a synced graph.
+        order: policy of the pass ``order``, ``fifo`` (None too) or ``longest-first``.
         deterministic: static formation and merges in plan order: bit-identical runs. A graph or passes that make
             anything else are refused.
         verify: ``each``, ``final`` or ``off``; None takes LIQUIDCP_VERIFY.
@@ -91,7 +93,9 @@ def compile_plan(
     check_lengths(graph.problem)
     if passes is not None and placement is not None:
         raise InvalidField("placement", placement, "either placement or passes, not both")
-    chosen = passes if passes is not None else passes_for(graph, placement, deterministic)
+    if passes is not None and order is not None:
+        raise InvalidField("order", order, "either order or passes, not both", "In passes: order{policy=...}")
+    chosen = passes if passes is not None else passes_for(graph, placement, deterministic, order)
     pipeline = Pipeline(passes=chosen, verify=verify)
     synced, seconds = pipeline.run(graph, PassContext(world=world, workspace_limit=workspace_limit))
     if not isinstance(synced, SyncedGraph):
@@ -135,7 +139,9 @@ def _check_deterministic(graph: SyncedGraph) -> None:
         raise InvalidField("deterministic", True, f"False with this graph or these passes, since {why}", hint)
 
 
-def passes_for(graph: AnyGraph, placement: str | AnyPass | None, deterministic: bool = False) -> tuple[AnyPass, ...]:
+def passes_for(
+    graph: AnyGraph, placement: str | AnyPass | None, deterministic: bool = False, order: str | None = None
+) -> tuple[AnyPass, ...]:
     """The passes that a graph still has before it, in order."""
     if not isinstance(graph, AuthoredGraph):
         if placement is not None:
@@ -148,11 +154,13 @@ def passes_for(graph: AnyGraph, placement: str | AnyPass | None, deterministic: 
         chain.append(InsertTransfers())
     if not isinstance(graph, SyncedGraph):
         if not isinstance(graph, PlannedGraph):
-            # A graph that comes planned keeps its own formation, splits and order.
+            # A graph that comes planned keeps its own formation and splits, and with fifo its order.
             chain.append(Coalesce(formation="static" if deterministic else "ready"))
             chain.append(SplitKv())
         # Queue order last: it must see every task. Signals after it: their waits follow the final tasks.
-        chain += [Order(), InsertSync()]
+        chain += [Order() if order is None else _order_pass(order), InsertSync()]
+    elif order is not None:
+        raise InvalidField("order", order, "nothing: the graph is ordered already")
     return tuple(chain)
 
 
@@ -165,6 +173,14 @@ def placement_pass(problem: Problem, placement: str | AnyPass | None) -> AnyPass
     if not isinstance(placement, str) or placement not in PLACEMENTS:
         raise InvalidField("placement", placement, f"{', '.join(PLACEMENTS)}, or a placement pass")
     return PLACEMENTS[placement]()
+
+
+def _order_pass(policy: str) -> Order:
+    """The pass ``order`` with a policy. Raises InvalidField."""
+    try:
+        return Order(policy=policy)
+    except InvalidField as error:
+        raise InvalidField("order", policy, error.allowed) from None
 
 
 def check_world(cp_size: object) -> int:

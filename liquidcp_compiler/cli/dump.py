@@ -11,6 +11,7 @@ import typer
 from liquidcp_compiler.cli.inputs import (
     DeterministicOption,
     JsonOption,
+    OrderOption,
     PassesOption,
     PlacementOption,
     ProblemArgument,
@@ -43,6 +44,7 @@ def dump(
     world: WorldOption = None,
     placement: PlacementOption = None,
     passes: PassesOption = None,
+    order: OrderOption = None,
     deterministic: DeterministicOption = False,
     arch: Annotated[
         list[str] | None,
@@ -63,7 +65,7 @@ def dump(
         raise InvalidField("--path", path.value, "only with --what cuda")
     out = Output(as_json)
     with out.working("planning"):
-        work = load_work(problem, world, placement, passes, deterministic)
+        work = load_work(problem, world, placement, passes, order, deterministic)
     data: dict[str, Any] = {}
     if What.GRAPH in what:
         data["graph"] = _dump_graph(work, output)

@@ -31,6 +31,10 @@ PlacementOption = Annotated[
 PassesOption = Annotated[
     str | None, typer.Option("--passes", metavar="A,B,C", help="The whole pipeline, instead of the default one.")
 ]
+OrderOption = Annotated[
+    str | None,
+    typer.Option("--order", metavar="NAME", help="Order of a rank's computes: fifo or longest-first. Default: fifo."),
+]
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="Static formation, merges in plan order: bit-identical runs.")
 ]
@@ -46,7 +50,14 @@ class Work:
     seconds: dict[str, float]
 
 
-def load_work(path: Path, world: int | None, placement: str | None, passes: str | None, deterministic: bool) -> Work:
+def load_work(
+    path: Path,
+    world: int | None,
+    placement: str | None,
+    passes: str | None,
+    order: str | None,
+    deterministic: bool,
+) -> Work:
     """The plan that a command works on. Raises LiquidCPError."""
     from liquidcp_compiler.driver import compile_plan
     from liquidcp_compiler.ir.author import author
@@ -55,18 +66,20 @@ def load_work(path: Path, world: int | None, placement: str | None, passes: str 
     from liquidcp_compiler.passes.registry import parse_pipeline
 
     if is_plan_file(path):
-        return _saved(path, world, placement, passes, deterministic)
+        return _saved(path, world, placement, passes, order, deterministic)
     problem = load_problem(path)
     if world is None:
         raise InvalidField("--world", MISSING, "a whole number of ranks", "Only a plan file says it itself")
     check_world_option(world)
-    if passes is not None and (placement is not None or deterministic):
-        raise InvalidField("--passes", passes, "nothing beside --placement or --deterministic: it says everything")
+    if passes is not None and (placement is not None or order is not None or deterministic):
+        others = "--placement, --order or --deterministic"
+        raise InvalidField("--passes", passes, f"nothing beside {others}: it says everything")
     done = compile_plan(
         author(problem, loc=path.name),
         world,
         placement=None if placement is None else read_placement(placement),
         passes=None if passes is None else parse_pipeline(passes),
+        order=order,
         deterministic=deterministic,
     )
     return Work(plan=done.plan, graph=done.graph, seconds=done.seconds)
@@ -92,13 +105,16 @@ def read_placement(text: str):
     return pass_from_spec(text)
 
 
-def _saved(path: Path, world: int | None, placement: str | None, passes: str | None, deterministic: bool) -> Work:
+def _saved(
+    path: Path, world: int | None, placement: str | None, passes: str | None, order: str | None, deterministic: bool
+) -> Work:
     from liquidcp_compiler.ir.plan_file import load_plan
 
     plan = load_plan(path)
     if world not in (None, plan.world):
         raise InvalidField("--world", world, f"{plan.world}, the ranks of the plan in {path}")
-    for name, value in (("placement", placement), ("passes", passes), ("deterministic", deterministic or None)):
+    given = {"placement": placement, "passes": passes, "order": order, "deterministic": deterministic or None}
+    for name, value in given.items():
         if value is not None:
             raise InvalidField(f"--{name}", value, "nothing: the plan file was made already")
     return Work(plan=plan, graph=None, seconds={})

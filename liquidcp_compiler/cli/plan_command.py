@@ -10,6 +10,7 @@ import typer
 from liquidcp_compiler.cli.inputs import (
     DeterministicOption,
     JsonOption,
+    OrderOption,
     PassesOption,
     PlacementOption,
     ProblemArgument,
@@ -24,6 +25,7 @@ def plan_command(
     world: WorldOption = None,
     placement: PlacementOption = None,
     passes: PassesOption = None,
+    order: OrderOption = None,
     deterministic: DeterministicOption = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the region map (.png, .svg, .pdf).")
@@ -39,7 +41,7 @@ def plan_command(
     if plot is not None:
         check_suffix(plot)
     with out.working("planning"):
-        work = load_work(problem, world, placement, passes, deterministic)
+        work = load_work(problem, world, placement, passes, order, deterministic)
     data = report.summarize(work.plan) | {"seconds": work.seconds}
     # Files first: an output that cannot be written is the only thing that is said then.
     if output is not None:

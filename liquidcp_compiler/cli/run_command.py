@@ -12,6 +12,7 @@ import typer
 from liquidcp_compiler.cli.inputs import (
     DeterministicOption,
     JsonOption,
+    OrderOption,
     PassesOption,
     PlacementOption,
     ProblemArgument,
@@ -48,6 +49,7 @@ def run_command(
     world: WorldOption = None,
     placement: PlacementOption = None,
     passes: PassesOption = None,
+    order: OrderOption = None,
     deterministic: DeterministicOption = False,
     on: Annotated[
         On,
@@ -80,7 +82,7 @@ def run_command(
     if output is not None and output.suffix.lower() not in (".pt", ".pth"):
         raise InvalidField("--output", str(output), "a file name that ends in .pt, .pth")
     with out.working("planning"):
-        plan = load_work(problem, world, placement, passes, deterministic).plan
+        plan = load_work(problem, world, placement, passes, order, deterministic).plan
     given = random_tensors(plan.problem, seed) if tensors is None else load_tensors(tensors, plan.problem)
     with out.working(f"running on {plan.world} ranks"):
         result, lse, timeline = run_on(on, plan, given, seed, profile, trace is not None)

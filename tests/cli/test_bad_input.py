@@ -83,6 +83,8 @@ def test_missing_world(cli, problem_file) -> None:
         (("--passes", "zigzag-all,fuse"), ["pass is 'fuse'", "insert-sync"]),
         (("--passes", "zigzag-all"), ["ends placed", "insert-sync"]),
         (("--passes", "zigzag-all", "--placement", "zigzag-all"), ["--passes"]),
+        (("--passes", "zigzag-all", "--order", "fifo"), ["--passes", "--order"]),
+        (("--order", "shortest-first"), ["order is 'shortest-first'", "fifo, longest-first"]),
         (("--plot", "map.bmp"), ["plot is 'map.bmp'", ".png"]),
         (("--colour",), ["--colour"]),
     ],

@@ -92,6 +92,9 @@ def test_a_plan_file_is_taken_for_a_problem_file(cli, problem_file, tmp_path: Pa
     read = cli("plan", saved, "--json").json()
     assert read["fingerprint"] == made["fingerprint"]
     assert read["ranks"] == made["ranks"]
+    refused = cli("plan", saved, "--order", "fifo")
+    assert refused.code == 2
+    assert "--order is 'fifo'; allowed: nothing: the plan file was made already" in refused.err
 
 
 def test_placement_options_and_passes(cli, problem_file) -> None:
@@ -102,6 +105,19 @@ def test_placement_options_and_passes(cli, problem_file) -> None:
     assert cli("plan", path, "--world", 2, "--passes", passes, "--json").json()["fingerprint"] == half["fingerprint"]
     static = cli("plan", path, "--world", 2, "--deterministic", "--json").json()
     assert static["counts"]["ready_rows"] == 0
+
+
+def test_order_of_computes(cli, problem_file) -> None:
+    path = problem_file()
+    usual, longest = (
+        cli("plan", path, "--world", 2, *more, "--json").json()["fingerprint"]
+        for more in ((), ("--order", "longest-first"))
+    )
+    assert longest == f"{plan(load_problem(path), 2, order='longest-first').fingerprint:016x}"
+    assert longest != usual
+    passes = "zigzag-all,insert-transfers,coalesce,split-kv,order{policy=longest-first},insert-sync"
+    assert cli("plan", path, "--world", 2, "--passes", passes, "--json").json()["fingerprint"] == longest
+    assert cli("run", path, "--world", 2, "--order", "longest-first").code == 0
 
 
 def test_dump_writes_graph_plan_and_cuda(cli, problem_file, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_pass_of_ones_own_can_be_named() -> None:
         ("explicit{sequences=0}", "explicit.sequences", "nothing in pipeline text; make this pass in Python"),
         ("zigzag-all{tile=0}", "tile", "whole numbers >= 1"),
         ("dcp{block-tokens=0}", "block_tokens", "whole numbers >= 1"),
-        ("order{policy=lifo}", "policy", "fifo"),
+        ("order{policy=lifo}", "policy", "fifo, longest-first"),
         ("zigzag-all{tile=1,tile=2}", "zigzag-all.tile", "every option once"),
         ("", "pipeline", "the name of a pass at column 1, found the end"),
         ("order,", "pipeline", "the name of a pass at column 7, found the end"),
