@@ -35,7 +35,8 @@ def main() -> None:
         kernel = emit(batch.spec, arch)
         compiled = compile_cubin(kernel.source, kernel.headers, arch)
         cost = resources(compiled.cubin)[kernel.name]
-        print(f"{arch}: {kernel.path}, {cost.registers} registers, {kernel.smem_bytes} bytes of shared memory, no spills")
+        memory = f"{kernel.smem_bytes} bytes of shared memory"
+        print(f"{arch}: the {kernel.path} path, {cost.registers} registers, {memory}, no spills")
         assert cost.spill_store_bytes == cost.spill_load_bytes == 0
 
     # Without a GPU the same plan runs in the interpreter.

@@ -30,6 +30,7 @@ from liquidcp_runtime.plan_upload import PlanUploads, UploadedPlan
 from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.stream_order import StreamOrder
 from liquidcp_runtime.symmetric_heap import SymmetricHeap, write_stage
+from liquidcp_runtime.tensor_maps import TensorMapCache
 from liquidcp_runtime.workspace import Workspace, make_workspace
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class DeviceWorld:
             self._workspace = make_workspace(MemorySizes(), self.num_ranks, device)
             self._faults = None if options.faults is None else _to_device(options.faults.struct(), device)
         self._uploads = PlanUploads(device)
+        self._maps = TensorMapCache()
         self._seen: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
         self._slots: weakref.WeakSet[PlanSlot] = weakref.WeakSet()
         self._failure: LiquidCPError | None = None
@@ -156,7 +158,9 @@ class DeviceWorld:
             params = self._params(held, uploaded, workspace, stage)
             for index, local in enumerate(tensors):
                 local.write(params["ranks"][0, index : index + 1])
-            self._launch_kernel(kernel, params, stream)
+            boxes = kernel.boxes
+            maps = None if boxes is None else self._maps.of_launch(boxes, tensors, workspace, self.first_rank)
+            self._launch_kernel(kernel, params, stream, maps)
             self._traced = None if isinstance(plan, PlanSlot) else held.fingerprint
 
     def wait(self) -> None:
@@ -279,10 +283,12 @@ class DeviceWorld:
         params["trace"], params["trace_counts"] = self._trace[0].data_ptr(), self._trace[1].data_ptr()
         params["trace_capacity"] = capacity
 
-    def _launch_kernel(self, kernel: LoadedKernel, params: np.ndarray, stream: int) -> None:
+    def _launch_kernel(
+        self, kernel: LoadedKernel, params: np.ndarray, stream: int, maps: np.ndarray | None = None
+    ) -> None:
         with torch.cuda.device(self.device):
             num_ctas = int(params["ctas_per_rank"][0]) * self.num_ranks
-            kernel.launch_cooperative(num_ctas, params, stream)
+            kernel.launch_cooperative(num_ctas, params, stream, maps)
 
 
 def cuda_device(device: torch.device | str | int | None) -> torch.device:

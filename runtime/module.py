@@ -58,12 +58,16 @@ class LoadedKernel:
             raise OutOfResources("CTAs of an SM", 1, 0, "This kernel does not fit the device; take a smaller block_q")
         return int(per_sm) * (self.num_sms - sm_margin)
 
-    def launch_cooperative(self, num_ctas: int, params: np.ndarray, stream: int) -> None:
+    def launch_cooperative(
+        self, num_ctas: int, params: np.ndarray, stream: int, maps: np.ndarray | None = None
+    ) -> None:
         """Launch with one struct parameter (0-d or 1-element array of a ``LaunchStruct`` dtype), which is copied.
 
-        All CTAs run at the same time or the launch fails. Raises DriverError.
+        ``maps``: the second parameter of a kernel with ``boxes``, of ``TENSOR_MAPS.dtype``. All CTAs run at the same
+        time or the launch fails. Raises DriverError.
         """
-        argument = (ctypes.c_void_p * 1)(params.ctypes.data)
+        addresses = [params.ctypes.data] if maps is None else [params.ctypes.data, maps.ctypes.data]
+        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
         driver_api.call(
             "cuLaunchCooperativeKernel",
             self.function,
@@ -71,7 +75,7 @@ class LoadedKernel:
             self.num_threads, 1, 1,
             self.smem_bytes,
             stream,
-            ctypes.addressof(argument),
+            ctypes.addressof(arguments),
         )  # fmt: skip
 
 

@@ -38,6 +38,15 @@ class Workspace:
         params["kv_buffer_k"], params["kv_buffer_v"] = self.kv_k[rank].data_ptr(), self.kv_v[rank].data_ptr()
         params["state_out"], params["state_lse"] = self.state_out[rank].data_ptr(), self.state_lse[rank].data_ptr()
 
+    def kv_views(self, rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """One rank's buffers of pulled keys and values, packed [tokens, num_heads_kv, head_dim] of the dtype and rows
+        of ``like``, with as many tokens as fit."""
+        row = like[:1].numel() if len(like) else like.shape[1] * like.shape[2]
+        tokens = self.sizes.kv // (row * like.element_size())
+        size = tokens * row * like.element_size()
+        first, second = (b[rank, :size].view(like.dtype).view(tokens, *like.shape[1:]) for b in (self.kv_k, self.kv_v))
+        return first, second
+
     def poison(self) -> None:
         """Fill the buffers with NaN of any float type, so that a read of what nobody wrote is seen."""
         for buffer in (self.kv_k, self.kv_v, self.state_out, self.state_lse):

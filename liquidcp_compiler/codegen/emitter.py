@@ -106,7 +106,7 @@ class GeneratedKernel:
 
 
 def emit(
-    spec: KernelSpec, arch: str = "sm_80", *, path: str | None = None, faults: bool = False, trace: bool = False
+    spec: KernelSpec, arch: str = "sm_80", *, path: str | None = None, cluster: int = 1, faults: bool = False, trace: bool = False
 ) -> GeneratedKernel:
     """The kernel that ``arch`` would run for ``spec``.
 
@@ -120,13 +120,13 @@ def emit(
     check_spec(spec)
     path = choose_path(spec, arch, path)
     variant = Variant(faults=faults, trace=trace)
-    name = spec.name + ("_hopper" if path == HOPPER else "") + variant.suffix
-    shape = kernel_shape(spec, path)
+    name = spec.name + ("_hopper" if path == HOPPER else "") + ("_pairs" if cluster > 1 else "") + variant.suffix
+    shape = kernel_shape(spec, path, cluster)
     config = _template("config.cuh.j2").render(
         spec=spec, variant=variant, path=path, shape=shape, fp16=spec.dtype.value == "fp16"
     )
     source = _template("kernel.cu.j2").render(
-        name=name, version=__version__, path=path, facts=_facts(spec, path, shape, variant)
+        name=name, version=__version__, path=path, cluster=cluster, facts=_facts(spec, path, shape, variant)
     )
     return GeneratedKernel(
         name=name,

@@ -17,29 +17,30 @@ class KernelShape:
     """The CTA of one kernel.
 
     Fields: ``num_threads``; ``kv_step``: rows of a KV tile in shared memory at a time; ``smem_bytes``: dynamic shared
-    memory. Hopper path: ``q_buffers``: query tiles, ``stages``: steps of K and as many of V in shared memory; registers
+    memory. Hopper path: ``cluster``: CTAs that share KV tiles; ``q_buffers``: query tiles, ``stages``: steps of K and as many of V in shared memory; registers
     of a thread that feeds and of one that attends (together at most 65536 with the CTA's 128 and 256 threads).
     """
 
     num_threads: int
     kv_step: int
     smem_bytes: int
+    cluster: int = 1
     q_buffers: int = 1
     stages: int = 2
     producer_registers: int = 0
     consumer_registers: int = 0
 
 
-def kernel_shape(spec: KernelSpec, path: str) -> KernelShape:
+def kernel_shape(spec: KernelSpec, path: str, cluster: int = 1) -> KernelShape:
     """The CTA of the kernel for ``spec`` on ``path``, one of ``ir.kernel_path.PATHS``."""
-    return hopper_shape(spec) if path == HOPPER else portable_shape(spec)
+    return hopper_shape(spec, cluster) if path == HOPPER else portable_shape(spec)
 
 
 def tensor_boxes(spec: KernelSpec, path: str, shape: KernelShape) -> TensorBoxes | None:
     """What the tensor maps of a Hopper kernel are encoded for; None for a portable one, which has none."""
     if path != HOPPER:
         return None
-    return TensorBoxes(columns=BLOCK_COLUMNS, q_rows=spec.block_q, kv_rows=shape.kv_step, out_rows=64)
+    return TensorBoxes(columns=BLOCK_COLUMNS, q_rows=spec.block_q, kv_rows=shape.kv_step // shape.cluster, out_rows=64)
 
 
 def portable_shape(spec: KernelSpec) -> KernelShape:
@@ -59,7 +60,7 @@ def smem_row_bytes(spec: KernelSpec) -> int:
     return 16 * (chunks if chunks % 8 == 0 else chunks | 1)
 
 
-def hopper_shape(spec: KernelSpec) -> KernelShape:
+def hopper_shape(spec: KernelSpec, cluster: int = 1) -> KernelShape:
     """A warpgroup that feeds and two that attend, 64 query rows each.
 
     Two query buffers, so that a task's first products hide the end of the one before, where shared memory has room.
@@ -73,6 +74,7 @@ def hopper_shape(spec: KernelSpec) -> KernelShape:
         num_threads=384,
         kv_step=kv_step,
         smem_bytes=rows * blocks * _ROW_BYTES,
+        cluster=cluster,
         q_buffers=q_buffers,
         stages=stages,
         producer_registers=56,

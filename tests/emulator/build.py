@@ -36,6 +36,7 @@ class EmulatedKernel:
 
     name: str
     library: ctypes.CDLL
+    boxes: None = None  # portable
 
     def launch(self, num_ctas: int, params: np.ndarray, seed: int) -> None:
         """Run all threads of ``num_ctas`` CTAs in an order that ``seed`` gives. Raises EmulatorError."""

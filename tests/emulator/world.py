@@ -77,7 +77,7 @@ class _Emulated(DeviceWorld):
     def kernel(self, spec: KernelSpec) -> Any:
         return self._emulated(spec)
 
-    def _launch_kernel(self, kernel: EmulatedKernel, params: np.ndarray, stream: int) -> None:
+    def _launch_kernel(self, kernel: EmulatedKernel, params: np.ndarray, stream: int, maps: None = None) -> None:
         self._seed += 1
         kernel.launch(self._fixed_grid[0] * self.num_ranks, params, self._seed)
 

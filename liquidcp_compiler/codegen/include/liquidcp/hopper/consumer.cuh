@@ -45,6 +45,14 @@ class Consumer {
   LIQUIDCP_DEVICE void warp_arrive(i32 place) const {
     if (lane() == 0) ptx::mbarrier_arrive(barrier(place));
   }
+  // A stage of keys or values is free: all CTAs that load into it must know.
+  LIQUIDCP_DEVICE void stage_arrive(i32 place) const {
+    if constexpr (config::CLUSTER == 1) {
+      warp_arrive(place);
+    } else if (lane() < config::CLUSTER) {
+      ptx::mbarrier_arrive_at(barrier(place), static_cast<u32>(lane()));
+    }
+  }
 
   // The next task's queries are there; false: there is none. How long that takes is the scheduler's to bound.
   LIQUIDCP_DEVICE bool take() {
@@ -86,7 +94,7 @@ class Consumer {
     next_ = uniform(note.next);
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
-    warp_arrive(K_EMPTY + k);
+    stage_arrive(K_EMPTY + k);
     prepare_next();
     scale_scores<MASK>(note);
     const Rows done = rows_;
@@ -96,7 +104,7 @@ class Consumer {
     moved |= row_update<1, MASK>(s_, rows_, scale_.log2, correction[1]);
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
-    warp_arrive(V_EMPTY + v);
+    stage_arrive(V_EMPTY + v);
     pack(p_, s_);
     rows_.sum[0] = rows_.sum[0] * correction[0] + row_sum<0>(s_);
     rows_.sum[1] = rows_.sum[1] * correction[1] + row_sum<1>(s_);
@@ -123,7 +131,7 @@ class Consumer {
     next_ = uniform(note.next);
     ptx::wgmma_wait<0>();
     ptx::pin(s_);
-    warp_arrive(K_EMPTY + k);
+    stage_arrive(K_EMPTY + k);
     scale_scores<true>(note);
     rows_.clear();
     clear_out();
@@ -147,7 +155,7 @@ class Consumer {
     issue_pv(o_, p_, v_low);
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
-    warp_arrive(V_EMPTY + v);
+    stage_arrive(V_EMPTY + v);
     finish(rows_, task);
   }
 

@@ -77,14 +77,23 @@ class Loader {
               head);
   }
 
-  // Rows past the tile's end are whatever lies there; consumers hide those keys and clear those values.
+  // Rows past the tile's end are whatever lies there; consumers hide those keys and clear those values. In a cluster each
+  // CTA brings its part of the rows to all.
   LIQUIDCP_DEVICE void load_tile(const TensorMap& map, i32 place, u32 to, const Step& step, i32 head) const {
     const u32 full = barrier(place);
     if (step.num_keys == 0) return ptx::mbarrier_arrive(full);
     ptx::mbarrier_expect(full, KV_BYTES);
 #pragma unroll
     for (i32 b = 0; b < COLUMN_BLOCKS; ++b) {
-      ptx::tma_load(context_.smem + to + b * KV_BLOCK_BYTES, map, full, b * 64, head, step.token);
+      const u32 block = context_.smem + to + b * KV_BLOCK_BYTES;
+      if constexpr (config::CLUSTER == 1) {
+        ptx::tma_load(block, map, full, b * 64, head, step.token);
+      } else {
+        constexpr i32 ROWS = config::KV_STEP / config::CLUSTER;
+        const i32 first = static_cast<i32>(ptx::cluster_rank()) * ROWS;
+        ptx::tma_load_multicast(block + first * 128, map, full, (1 << config::CLUSTER) - 1, b * 64, head,
+                                step.token + first);
+      }
     }
   }
 

@@ -18,20 +18,50 @@ class SchedulerWarp {
   LIQUIDCP_DEVICE explicit SchedulerWarp(const Context& context)
       : context_(context), lane_(static_cast<i32>(threadIdx.x & 31)) {}
 
-  LIQUIDCP_DEVICE void run() {
+  // `going`: is there anything to be done at all?
+  LIQUIDCP_DEVICE void run(bool going) {
     context_.watch.role = CtaRole::COMPUTE;
     context_.watch.task = -1;
     ClaimScan scan(context_);
     for (u32 task = 0;; ++task) {
       Claim claim = {};
-      const bool going = wait_for_room(task) && !fault_stops(context_.watch, static_cast<i32>(task)) &&
-                         next(scan, claim) && wait_for_tiles(claim);
+      const bool room = wait_for_room(task);
+      if (leads()) {
+        going = going && room && !fault_stops(context_.watch, static_cast<i32>(task)) && next(scan, claim) &&
+                wait_for_tiles(claim);
+        if (config::CLUSTER > 1) send(task, claim, going);
+      } else {
+        going = receive(task, claim);
+      }
       if (!going) return end(task);
+      claim.unit += static_cast<i32>(config::CLUSTER == 1 ? 0 : ptx::cluster_rank());
       list_steps(task, claim);
     }
   }
 
  private:
+  // The first CTA of a cluster claims, the others follow; units are those of the cluster's first head.
+  LIQUIDCP_DEVICE bool leads() const { return config::CLUSTER == 1 || ptx::cluster_rank() == 0; }
+
+  LIQUIDCP_DEVICE void send(u32 task, const Claim& claim, bool going) const {
+    const u32 slot = task % CLAIM_SLOTS, to = static_cast<u32>(__cvta_generic_to_shared(&state().claims[slot]));
+    for (u32 rank = 1; rank < config::CLUSTER; ++rank) {
+      if (lane_ != 0) continue;
+      ptx::st_async_v4(to, barrier(CLAIM_FULL + static_cast<i32>(slot)), rank, going ? claim.row : -1, claim.unit,
+                       claim.lo, claim.hi);
+    }
+    __syncwarp();
+  }
+  LIQUIDCP_DEVICE bool receive(u32 task, Claim& claim) const {
+    const i32 slot = static_cast<i32>(task % CLAIM_SLOTS);
+    if (lane_ == 0) ptx::mbarrier_expect(barrier(CLAIM_FULL + slot), sizeof(Claim));
+    __syncwarp();
+    wait_phase<false>(context_.watch, CLAIM_FULL + slot, task / CLAIM_SLOTS & 1);
+    claim = state().claims[slot];
+    context_.watch.task = claim.row;
+    return __all_sync(FULL_WARP, claim.row >= 0 && look(state().broken) == 0);
+  }
+
   LIQUIDCP_DEVICE bool next(ClaimScan& scan, Claim& claim) const {
     if (lane_ == 0) fault_delay(context_.watch, DelayPoint::CLAIM);
     __syncwarp();

@@ -9,15 +9,16 @@ namespace liquidcp {
 struct HopperCompute {
   const TensorMaps& maps;
 
-  LIQUIDCP_DEVICE void run(const Context& context) const {
+  // `going`: may anything be done? All CTAs come here, since those of a cluster need each other to leave.
+  LIQUIDCP_DEVICE void run(const Context& context, bool going) const {
     const RankMaps& rank = maps.ranks[context.watch.rank - context.params.first_rank];
     if (threadIdx.x == 0) hopper::init_state();
-    __syncthreads();
+    sync();
     const i32 warpgroup = __shfl_sync(FULL_WARP, static_cast<i32>(threadIdx.x) >> 7, 0);
     if (warpgroup == 0) {
       ptx::setmaxnreg_dec<config::PRODUCER_REGISTERS>();
       if (threadIdx.x < 32) {
-        hopper::SchedulerWarp(context).run();
+        hopper::SchedulerWarp(context).run(going);
       } else if (threadIdx.x == 32) {
         hopper::Loader(context, rank).run();
       }
@@ -25,8 +26,18 @@ struct HopperCompute {
       ptx::setmaxnreg_inc<config::CONSUMER_REGISTERS>();
       hopper::Consumer(context, rank, warpgroup - 1).run();
     }
-    __syncthreads();
+    sync();  // the other CTA of a cluster may still write here
     if (threadIdx.x == 0) hopper::report_broken(context.watch);
+  }
+
+ private:
+  LIQUIDCP_DEVICE static void sync() {
+    if constexpr (config::CLUSTER == 1) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+      ptx::cluster_sync();
+    }
   }
 };
 

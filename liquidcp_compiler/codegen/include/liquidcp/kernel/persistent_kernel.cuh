@@ -29,7 +29,7 @@ LIQUIDCP_DEVICE void leave(const Context& context) {
   }
 }
 
-// `compute.run(context)`: the whole CTA claims and computes until nothing is left.
+// `compute.run(context, going)`: the whole CTA claims and computes until nothing is left, or does nothing.
 template <class Compute>
 LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params, const Compute& compute) {
   SharedWords& shared = static_smem<SharedWords>();
@@ -47,7 +47,7 @@ LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params, const Compute
 
   bool going = __syncthreads_and(threadIdx.x != 0 || may_begin(context));
   if (going && cta_idx < params.num_comm_ctas) going = StagingQueue(context).run() && TransferQueue(context).run();
-  if (going) compute.run(context);
+  compute.run(context, going);
   leave(context);
 }
 

@@ -6,7 +6,8 @@
 namespace liquidcp {
 
 struct PortableCompute {
-  LIQUIDCP_DEVICE void run(const Context& context) const {
+  LIQUIDCP_DEVICE void run(const Context& context, bool going) const {
+    if (!going) return;
     context.watch.role = CtaRole::COMPUTE;
     context.watch.task = -1;
     ClaimScan scan(context);

@@ -10,6 +10,14 @@ LIQUIDCP_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, i32 col
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
       ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token) : "memory");
 }
+// The same into the CTAs of the cluster that `ctas` has a bit for: to the same place, counted at each one's barrier.
+LIQUIDCP_DEVICE void tma_load_multicast(u32 to, const TensorMap& map, u32 barrier, u16 ctas, i32 column, i32 head,
+                                        i32 token) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+      ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(head), "r"(token), "h"(ctas) : "memory");
+}
 // Shared to global; what lies outside the tensor is not written.
 LIQUIDCP_DEVICE void tma_store(const TensorMap& map, u32 from, i32 column, i32 head, i32 token) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
