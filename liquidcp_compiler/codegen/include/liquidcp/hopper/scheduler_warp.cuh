@@ -11,7 +11,7 @@ namespace liquidcp::hopper {
 
 // A task is claimed when so few listed steps are left to load: late, so that it may still go to an idle CTA, and early
 // enough for the claim's latency.
-constexpr u32 CLAIM_AHEAD = 2;
+constexpr u32 CLAIM_AHEAD = 8;
 
 class SchedulerWarp {
  public:
@@ -94,7 +94,8 @@ class SchedulerWarp {
     return __all_sync(FULL_WARP, landed);
   }
 
-  // The last step of each round stays unpublished until it is known whether another one follows.
+  // From the last step to the first: what a causal mask cuts off then comes with the task's first step, which looks at
+  // masks anyway. The last step of each round stays unpublished until it is known whether another one follows.
   LIQUIDCP_DEVICE void list_steps(u32 task, const Claim& claim) {
     AttentionTask& slot = state().tasks[task % TASK_SLOTS];
     if (lane_ == 0) {
@@ -112,7 +113,7 @@ class SchedulerWarp {
     for (i32 base = 0; base < num_steps; base += 32) {
       Step step = {};
       const i32 idx = base + lane_;
-      const bool seen = idx < num_steps && open(row, sequence, claim.lo, idx, step, hull, cover);
+      const bool seen = idx < num_steps && open(row, sequence, claim.lo, num_steps - 1 - idx, step, hull, cover);
       put(seen, step, first);
     }
     if (listed_ == first) put(lane_ == 0, {0, 0, 0, MASKED}, first);  // a task that sees nothing takes a step too

@@ -4,13 +4,20 @@
 
 namespace liquidcp {
 
+// Fewest KV tiles that a task takes when the last ones are shared out: a merge costs about as much as one.
+constexpr i32 MIN_SHARE = 16;
+
 // One warp of a CTA scans; a lane looks at one unit (row, query tile, query head) at a time.
 class ClaimScan {
  public:
   LIQUIDCP_DEVICE ClaimScan(const Context& context)
       : context_(context),
+        num_workers_(context.params.ctas_per_rank / config::CLUSTER),
         units_per_row_(context.plan.header().units_per_row),
-        num_units_(context.plan.header().num_rows * units_per_row_),
+        heads_(context.params.qheads_per_kvhead / config::CLUSTER),
+        per_row_(units_per_row_ / context.params.num_heads_q * heads_),
+        per_block_(context.plan.header().num_rows * per_row_),
+        num_units_(per_block_ * (context.params.num_heads_q / context.params.qheads_per_kvhead)),
         lane_(static_cast<i32>(threadIdx.x & 31)) {}
 
   // Whole warp. False: nothing is left to claim, or the launch is given up. A claim of the ready interval is one CAS
@@ -43,6 +50,7 @@ class ClaimScan {
  private:
   struct Unit {
     bool open, claimable;
+    i32 place;  // row * units_per_row + unit
     i32 sequence, num_local, claimed, ready, wanted, lo, hi;
     u64 word, next;  // the claim word as it is, and as a claim would leave it
   };
@@ -52,12 +60,15 @@ class ClaimScan {
   LIQUIDCP_DEVICE Unit inspect(i32 unit) const {
     Unit u = {};
     if (unit >= num_units_) return u;
-    const RowDesc& row = context_.plan.rows()[unit / units_per_row_];
-    if (unit % units_per_row_ >= (row.q_hi - row.q_lo) * context_.params.num_heads_q) return u;
-    u.word = ptx::ld_relaxed_gpu(word(unit));
+    const i32 block = unit / per_block_, rest = unit % per_block_, row_idx = rest / per_row_, in_row = rest % per_row_;
+    const RowDesc& row = context_.plan.rows()[row_idx];
+    const i32 q = in_row / heads_, head = block * context_.params.qheads_per_kvhead + in_row % heads_ * config::CLUSTER;
+    if (q >= row.q_hi - row.q_lo) return u;
+    u.place = row_idx * units_per_row_ + q * context_.params.num_heads_q + head;
+    u.word = ptx::ld_relaxed_gpu(word(u.place));
     const i32 claimed = static_cast<i32>(value_of(u.word, context_.watch.epoch));
     if (row.formation == static_cast<i32>(Formation::READY) && row.num_kv_tiles > 0) {
-      inspect_ready(u, row, claimed);
+      inspect_ready(u, row, claimed, num_units_ - unit);
     } else if (row.formation != static_cast<i32>(Formation::NONE)) {  // whole rows, empty ones too
       u.open = u.claimable = claimed == 0;
       u.next = tagged(context_.watch.epoch, 1);
@@ -67,8 +78,9 @@ class ClaimScan {
     return u;
   }
 
-  // C tiles are claimed and R are ready: tasks take [C, E), E = C + min(R - C, tau_max), once there is enough of it.
-  LIQUIDCP_DEVICE void inspect_ready(Unit& u, const RowDesc& row, i32 claimed) const {
+  // C tiles are claimed and R are ready: tasks take [C, E), E = C + min(R - C, tau_max), once there is enough of it; less
+  // where few units are left, so that all CTAs end at the same time.
+  LIQUIDCP_DEVICE void inspect_ready(Unit& u, const RowDesc& row, i32 claimed, i32 units_left) const {
     const u64 prefix = ptx::ld_relaxed_gpu(context_.rank.prefixes + row.sequence);
     const i32 arrived = static_cast<i32>(value_of(prefix, context_.watch.epoch));
     u.sequence = row.sequence;
@@ -79,7 +91,8 @@ class ClaimScan {
     u.open = claimed < row.num_kv_tiles;
     u.claimable = u.open && u.ready > claimed && (u.ready >= u.wanted || u.ready == row.num_kv_tiles);
     u.lo = claimed;
-    u.hi = claimed + min_of(u.ready - claimed, row.tau_max);
+    const i32 share = units_left < num_workers_ ? row.num_kv_tiles * units_left / num_workers_ : MAX_I32;
+    u.hi = claimed + min_of(u.ready - claimed, min_of(row.tau_max, max_of(share, MIN_SHARE)));
     u.next = tagged(context_.watch.epoch, static_cast<u32>(u.hi));
   }
 
@@ -91,10 +104,11 @@ class ClaimScan {
       const u32 rotated = __funnelshift_r(candidates, candidates, turn);
       const i32 pick = static_cast<i32>(__ffs(static_cast<i32>(rotated)) - 1 + turn) & 31;
       bool won = false;
-      if (lane_ == pick) won = ptx::atom_cas_relaxed_gpu(word(base + pick), unit.word, unit.next) == unit.word;
+      if (lane_ == pick) won = ptx::atom_cas_relaxed_gpu(word(unit.place), unit.word, unit.next) == unit.word;
       if (__shfl_sync(FULL_WARP, static_cast<i32>(won), pick)) {
         ptx::fence_acq_rel_gpu();  // with the relaxed load of the prefix: the claimed tiles are visible
-        claim = {(base + pick) / units_per_row_, (base + pick) % units_per_row_, __shfl_sync(FULL_WARP, unit.lo, pick),
+        const i32 place = __shfl_sync(FULL_WARP, unit.place, pick);
+        claim = {place / units_per_row_, place % units_per_row_, __shfl_sync(FULL_WARP, unit.lo, pick),
                  __shfl_sync(FULL_WARP, unit.hi, pick)};
         return true;
       }
@@ -124,7 +138,7 @@ class ClaimScan {
     const u64 waited = __shfl_sync(FULL_WARP, context_.watch.waited_since(start), 0);
     if (waited > context_.params.budget_ns) {
       if (lane_ == 0) {
-        context_.watch.task = first / units_per_row_;
+        context_.watch.task = first % per_block_ / per_row_;
         context_.watch.fail(ErrorCode::PREFIX, context_.watch.rank, blocked.sequence,
                             blocked.wanted - blocked.num_local, blocked.ready - blocked.num_local, waited);
       }
@@ -135,7 +149,7 @@ class ClaimScan {
   }
 
   const Context& context_;
-  i32 units_per_row_, num_units_, lane_;
+  i32 num_workers_, units_per_row_, heads_, per_row_, per_block_, num_units_, lane_;
   i32 first_open_ = 0;  // every unit before it is claimed whole
 };
 
