@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from liquidcp_runtime.bundle import Bundle, BundledKernel, write_bundle
 from liquidcp_runtime.cubin_build import compile_kernel
 from liquidcp_runtime.cubin_key import source_key
 from liquidcp_runtime.kernel_cost import check_shipped, kernel_cost
-from liquidcp_runtime.kernel_source import Emit, default_emit
+from liquidcp_runtime.kernel_source import Emit, KernelSource, default_emit
 
 
 def build_bundle(
@@ -33,14 +34,17 @@ def build_bundle(
     for arch in archs:
         nvrtc.check_arch(arch)
     make = emit or default_emit()
-    built = [_build(spec, arch, make) for spec in dict.fromkeys(specs) for arch in dict.fromkeys(archs)]
+    kernels = {}  # specifications can have a kernel in common
+    for spec, arch in itertools.product(dict.fromkeys(specs), dict.fromkeys(archs)):
+        kernel = make(spec, arch)
+        kernels.setdefault((kernel.name, arch), (spec, kernel))
+    built = [_build(spec, arch, kernel) for (_, arch), (spec, kernel) in kernels.items()]
     if not built:
         raise InvalidField("specs", [], "at least one kernel")
     return write_bundle(folder, built)
 
 
-def _build(spec: KernelSpec, arch: str, emit: Emit) -> tuple[BundledKernel, bytes]:
-    kernel = emit(spec, arch)
+def _build(spec: KernelSpec, arch: str, kernel: KernelSource) -> tuple[BundledKernel, bytes]:
     compiled = compile_kernel(kernel, arch)
     cost = kernel_cost(compiled.cubin, kernel.name)
     check_shipped(kernel.name, arch, cost, compiled.log)

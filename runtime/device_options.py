@@ -27,6 +27,7 @@ class DeviceOptions:
         bundles: folders of prebuilt kernels to look through first; None takes LIQUIDCP_KERNELS.
         path: ``"portable"`` or ``"hopper"``: how kernels compute (``ir/kernel_path.py``), and an error where the device
             or a plan has no such kernel; None takes the best there is.
+        clusters: let two CTAs share every KV tile where query heads come in pairs and a kernel can.
         sm_margin: streaming multiprocessors left free, for NCCL kernels beside ours.
         wait_budget: seconds that a wait inside a kernel may last for something that is on its way.
         entry_budget: seconds that it may last for a peer that may not have been launched yet.
@@ -43,6 +44,7 @@ class DeviceOptions:
     heap_bytes: int | None = None
     bundles: tuple[str, ...] | None = None
     path: str | None = None
+    clusters: bool = True
     sm_margin: int = 0
     wait_budget: float = DEFAULT_WAIT_BUDGET
     entry_budget: float = DEFAULT_ENTRY_BUDGET
@@ -63,7 +65,7 @@ class DeviceOptions:
         for name in ("wait_budget", "entry_budget"):
             if not 0 < getattr(self, name) < 1e9:
                 raise InvalidField(name, getattr(self, name), "seconds, more than 0")
-        for name in ("trace", "poison"):
+        for name in ("trace", "poison", "clusters"):
             flag(name, getattr(self, name))
         for name, kind in (("link", LinkModel), ("faults", Faults), ("bundles", tuple | list)):
             value = getattr(self, name)

@@ -77,7 +77,7 @@ class DeviceWorld:
 
     def kernel(self, spec: KernelSpec) -> LoadedKernel:
         """The kernel for a specification, compiled and loaded on first use."""
-        return self.kernels.get(spec, self.device)
+        return self.kernels.get(spec if self.options.clusters else replace(spec, head_pairs=False), self.device)
 
     def warmup(self, plans: Plan | Sequence[Plan]) -> None:
         """Compile and load the kernels of ``plans``, copy them to the device and make room for the largest.

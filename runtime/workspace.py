@@ -41,11 +41,12 @@ class Workspace:
     def kv_views(self, rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """One rank's buffers of pulled keys and values, packed [tokens, num_heads_kv, head_dim] of the dtype and rows
         of ``like``, with as many tokens as fit."""
-        row = like[:1].numel() if len(like) else like.shape[1] * like.shape[2]
-        tokens = self.sizes.kv // (row * like.element_size())
-        size = tokens * row * like.element_size()
-        first, second = (b[rank, :size].view(like.dtype).view(tokens, *like.shape[1:]) for b in (self.kv_k, self.kv_v))
-        return first, second
+        row_bytes = like.shape[1] * like.shape[2] * like.element_size()
+        tokens = self.sizes.kv // row_bytes
+        if tokens == 0:
+            return like.new_empty(0, *like.shape[1:]), like.new_empty(0, *like.shape[1:])
+        first, second = (b[rank, : tokens * row_bytes].view(like.dtype) for b in (self.kv_k, self.kv_v))
+        return first.view(tokens, *like.shape[1:]), second.view(tokens, *like.shape[1:])
 
     def poison(self) -> None:
         """Fill the buffers with NaN of any float type, so that a read of what nobody wrote is seen."""

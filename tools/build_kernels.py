@@ -16,9 +16,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
-from liquidcp_compiler.codegen.build_all import ARCH_OPTIONS, covering_specs, specs
+from liquidcp_compiler.codegen.build_all import ARCH_OPTIONS, covering_specs, kernel_jobs, specs
 from liquidcp_compiler.codegen.emitter import emit
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_runtime.cubin import KernelResources, resources
@@ -75,10 +74,8 @@ def build(spec: KernelSpec, arch: str) -> BuiltKernel:
 
 def build_many(wanted: Iterable[KernelSpec], archs: Sequence[str], jobs: int) -> Iterator[BuiltKernel]:
     """Each kernel for each architecture, in order, ``jobs`` at a time. Raises what :func:`build` raises."""
-    listed = list(wanted)
     with ProcessPoolExecutor(jobs) as pool:
-        for arch in archs:
-            yield from pool.map(partial(build, arch=arch), listed)
+        yield from pool.map(build, *zip(*kernel_jobs(wanted, archs), strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

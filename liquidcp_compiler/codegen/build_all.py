@@ -13,7 +13,7 @@ import argparse
 import itertools
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from liquidcp_compiler.codegen.emitter import GeneratedKernel, emit
@@ -36,12 +36,16 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 #: Head sizes that are covered with every mask: the smallest, the usual, the largest.
 _MAIN_HEAD_DIMS = (64, 128, 256)
+#: Masks that the covering set has with pairs of heads.
+_MASKS_WITH_PAIRS = MASKS[::2]
 
 
 def specs() -> Iterator[KernelSpec]:
-    """Every supported specification with tiles of 128 rows: the kernels that are shipped."""
-    for dtype, head_dim, mask, softcap in itertools.product(DTYPES, HEAD_DIMS, MASKS, (False, True)):
-        yield _spec(dtype, head_dim, mask, softcap)
+    """Every supported specification with tiles of 128 rows: what is shipped. Those with and without pairs of heads have
+    one portable kernel in common."""
+    choices = itertools.product((False, True), DTYPES, HEAD_DIMS, MASKS, (False, True))
+    for pairs, dtype, head_dim, mask, softcap in choices:
+        yield _spec(dtype, head_dim, mask, softcap, pairs)
 
 
 def covering_specs() -> Iterator[KernelSpec]:
@@ -55,10 +59,16 @@ def covering_specs() -> Iterator[KernelSpec]:
         if head_dim in _MAIN_HEAD_DIMS:
             used += [(DTYPES[0], False, mask) for mask in MASKS if all(mask != other for *_, other in used)]
         for dtype, softcap, mask in used:
-            yield _spec(dtype, head_dim, mask, softcap)
+            yield _spec(dtype, head_dim, mask, softcap, mask in _MASKS_WITH_PAIRS)
 
 
-def _spec(dtype: str, head_dim: int, mask: MaskKind, softcap: bool) -> KernelSpec:
+def kernel_jobs(wanted: Iterable[KernelSpec], archs: Sequence[str]) -> list[tuple[KernelSpec, str]]:
+    """(specification, architecture) of each kernel that is to be compiled, by architecture: each kernel once."""
+    listed = list(wanted)
+    return list({(emit(spec, arch).name, arch): (spec, arch) for arch in archs for spec in listed}.values())
+
+
+def _spec(dtype: str, head_dim: int, mask: MaskKind, softcap: bool, pairs: bool) -> KernelSpec:
     return KernelSpec(
         head_dim=head_dim,
         dtype=DType(dtype),
@@ -67,6 +77,7 @@ def _spec(dtype: str, head_dim: int, mask: MaskKind, softcap: bool) -> KernelSpe
         mask=mask,
         softcap=softcap,
         reductions=False,
+        head_pairs=pairs,
     )
 
 
@@ -97,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     written: set[Path] = set()
-    for spec, arch in ((spec, arch) for spec in specs() for arch in options.arch):
+    for spec, arch in kernel_jobs(specs(), options.arch):
         kernel = emit(spec, arch)
         source = options.out / f"{kernel.name}.cu"
         if source not in written:

@@ -50,6 +50,8 @@ PATH_FACTS = {
     PORTABLE: "portable: mma.sync and cp.async, sm_80 and up",
     HOPPER: "Hopper: wgmma and TMA, sm_90a",
 }
+#: CTAs of a cluster -> what a Hopper kernel adds to the name of its specification.
+HOPPER_SUFFIXES = {1: "_hopper", 2: "_hopper_pairs"}
 _INCLUDE = re.compile(r"^#include <([^>]+)>\n", re.MULTILINE)
 
 
@@ -106,7 +108,7 @@ class GeneratedKernel:
 
 
 def emit(
-    spec: KernelSpec, arch: str = "sm_80", *, path: str | None = None, cluster: int = 1, faults: bool = False, trace: bool = False
+    spec: KernelSpec, arch: str = "sm_80", *, path: str | None = None, faults: bool = False, trace: bool = False
 ) -> GeneratedKernel:
     """The kernel that ``arch`` would run for ``spec``.
 
@@ -120,13 +122,13 @@ def emit(
     check_spec(spec)
     path = choose_path(spec, arch, path)
     variant = Variant(faults=faults, trace=trace)
-    name = spec.name + ("_hopper" if path == HOPPER else "") + ("_pairs" if cluster > 1 else "") + variant.suffix
-    shape = kernel_shape(spec, path, cluster)
+    shape = kernel_shape(spec, path)
+    name = spec.name + (HOPPER_SUFFIXES[shape.cluster] if path == HOPPER else "") + variant.suffix
     config = _template("config.cuh.j2").render(
         spec=spec, variant=variant, path=path, shape=shape, fp16=spec.dtype.value == "fp16"
     )
     source = _template("kernel.cu.j2").render(
-        name=name, version=__version__, path=path, cluster=cluster, facts=_facts(spec, path, shape, variant)
+        name=name, version=__version__, path=path, cluster=shape.cluster, facts=_facts(spec, path, shape, variant)
     )
     return GeneratedKernel(
         name=name,
@@ -194,6 +196,7 @@ def _facts(spec: KernelSpec, path: str, shape: KernelShape, variant: Variant) ->
         ("block_kv", str(spec.block_kv)),
         ("softcap", "yes" if spec.softcap else "no"),
         ("CTA", f"{shape.num_threads} threads, {shape.smem_bytes} bytes of dynamic shared memory"),
+        ("cluster", f"{shape.cluster} CTAs"),
         ("built with", " and ".join(extras) or "nothing more"),
         ("path", PATH_FACTS[path]),
         ("layout hash", f"{LAYOUT_HASH:016x}"),

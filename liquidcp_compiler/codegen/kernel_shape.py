@@ -17,8 +17,9 @@ class KernelShape:
     """The CTA of one kernel.
 
     Fields: ``num_threads``; ``kv_step``: rows of a KV tile in shared memory at a time; ``smem_bytes``: dynamic shared
-    memory. Hopper path: ``cluster``: CTAs that share KV tiles; ``q_buffers``: query tiles, ``stages``: steps of K and as many of V in shared memory; registers
-    of a thread that feeds and of one that attends (together at most 65536 with the CTA's 128 and 256 threads).
+    memory. Hopper path: ``cluster``: CTAs that share KV tiles; ``q_buffers``: query tiles, ``stages``: steps of K and as
+    many of V in shared memory; registers of a thread that feeds and of one that attends (128 and 256 threads of them
+    have 65536).
     """
 
     num_threads: int
@@ -31,9 +32,9 @@ class KernelShape:
     consumer_registers: int = 0
 
 
-def kernel_shape(spec: KernelSpec, path: str, cluster: int = 1) -> KernelShape:
+def kernel_shape(spec: KernelSpec, path: str) -> KernelShape:
     """The CTA of the kernel for ``spec`` on ``path``, one of ``ir.kernel_path.PATHS``."""
-    return hopper_shape(spec, cluster) if path == HOPPER else portable_shape(spec)
+    return hopper_shape(spec) if path == HOPPER else portable_shape(spec)
 
 
 def tensor_boxes(spec: KernelSpec, path: str, shape: KernelShape) -> TensorBoxes | None:
@@ -60,22 +61,22 @@ def smem_row_bytes(spec: KernelSpec) -> int:
     return 16 * (chunks if chunks % 8 == 0 else chunks | 1)
 
 
-def hopper_shape(spec: KernelSpec, cluster: int = 1) -> KernelShape:
+def hopper_shape(spec: KernelSpec) -> KernelShape:
     """A warpgroup that feeds and two that attend, 64 query rows each.
 
-    Two query buffers, so that a task's first products hide the end of the one before, where shared memory has room.
+    Two CTAs share keys where query heads come in pairs. Two query buffers, so that a task's first products hide the end
+    of the one before.
     """
     blocks = -(-spec.head_dim // BLOCK_COLUMNS)
     kv_step = 128 if spec.head_dim <= 128 else 64
-    q_buffers = 2 if spec.head_dim <= 192 else 1
     stages = 4 if spec.head_dim <= 64 else 2
-    rows = q_buffers * spec.block_q + 2 * stages * kv_step
+    rows = 2 * spec.block_q + 2 * stages * kv_step
     return KernelShape(
         num_threads=384,
         kv_step=kv_step,
         smem_bytes=rows * blocks * _ROW_BYTES,
-        cluster=cluster,
-        q_buffers=q_buffers,
+        cluster=2 if spec.head_pairs else 1,
+        q_buffers=2,
         stages=stages,
         producer_registers=56,
         consumer_registers=224,

@@ -14,7 +14,7 @@ MASKS = tuple(kind for kind in MaskKind if kind != MaskKind.NONE)
 
 #: The one architecture that has the Hopper path, and what that path has kernels for.
 HOPPER_ARCH = "sm_90a"
-HOPPER_HEAD_DIMS: tuple[int, ...] = tuple(range(64, 177, 16))
+HOPPER_HEAD_DIMS: tuple[int, ...] = tuple(range(64, 161, 16))
 HOPPER_BLOCK = 128
 
 

@@ -14,7 +14,8 @@ class KernelSpec:
     """What one compiled kernel is specialised on. Lengths, placement, splits and orders are plan data and never here.
 
     ``block_q`` and ``block_kv`` are the rows of a query tile and of a KV tile; ``reductions`` says whether the plan
-    holds partial states. How rows form and whether there are sinks is not here: every kernel knows both ways.
+    holds partial states; ``head_pairs`` whether the query heads of a KV head come in pairs, for which two CTAs
+    of a cluster can share keys. How rows form and whether there are sinks is not here: every kernel knows both ways.
     """
 
     head_dim: int
@@ -24,10 +25,12 @@ class KernelSpec:
     mask: MaskKind
     softcap: bool
     reductions: bool
+    head_pairs: bool
 
     @property
     def name(self) -> str:
-        """Stable kernel name, e.g. ``forward_bf16_d128_causal_q128_kv128``."""
+        """Stable kernel name, e.g. ``forward_bf16_d128_causal_q128_kv128``; generated kernels add the path that they
+        take and, where they use them, pairs of heads."""
         flags = [name for name in ("softcap", "reductions") if getattr(self, name)]
         parts = ["forward", self.dtype.value, f"d{self.head_dim}", self.mask.name.lower()]
         return "_".join([*parts, f"q{self.block_q}", f"kv{self.block_kv}", *flags])
@@ -42,6 +45,6 @@ class KernelSpec:
         none, since text that passed for one would be compiled in.
         """
         numbers = {name: whole_number(name, data[name], 1) for name in ("head_dim", "block_q", "block_kv")}
-        flags = {name: flag(name, data[name]) for name in ("softcap", "reductions")}
+        flags = {name: flag(name, data[name]) for name in ("softcap", "reductions", "head_pairs")}
         named = {"dtype": DType(data["dtype"]), "mask": MaskKind[str(data["mask"]).upper()]}
         return cls(**{**data, **numbers, **flags, **named})

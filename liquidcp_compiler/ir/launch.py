@@ -216,7 +216,11 @@ ERROR_BLOCK = LaunchStruct(
         Param("role", "i32", "CtaRole"),
         Param("task", "i32", "index in the role's table of that rank (see CtaRole); -1: none"),
         Param("peer", "i32", "rank that owns the word it looked at"),
-        Param("index", "i32", "SIGNAL: index in `signals`; PREFIX, ARRIVALS: `sequences`; LOCK: `q_tiles`; PIPELINE: barrier of the CTA; else 0"),
+        Param(
+            "index",
+            "i32",
+            "SIGNAL: index in `signals`; PREFIX, ARRIVALS: `sequences`; LOCK: `q_tiles`; PIPELINE: a barrier; else 0",
+        ),
         Param("pad0", "i32", "0"),
         Param("expected", "u64", "value waited for"),
         Param("seen", "u64", "value found"),

@@ -105,6 +105,7 @@ def kernel_spec(graph: SyncedGraph) -> KernelSpec:
         mask=MaskKind[p.mask.to_json()["type"].upper()],
         softcap=p.softcap is not None,
         reductions=bool((t.kind == TaskKind.REDUCTION).any()),
+        head_pairs=p.group_size % 2 == 0,
     )
 
 

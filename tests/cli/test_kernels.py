@@ -27,12 +27,13 @@ def test_build_and_list(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     data = done.json()
     assert [(kernel["name"], kernel["arch"]) for kernel in data["kernels"]] == [
         (ONE.name, "sm_80"),
-        (ONE.name, "sm_90a"),
+        (f"{ONE.name}_hopper", "sm_90a"),
+        (f"{ONE.name}_hopper_pairs", "sm_90a"),
     ]
     for kernel in data["kernels"]:
         assert (kernel["spill_bytes"], kernel["local_bytes"], kernel["state"]) == (0, 0, "usable")
         assert kernel["registers"] > 0
-        assert kernel["spec"] == ONE.to_json()
+        assert kernel["spec"] == ONE.to_json() | {"head_pairs": kernel["name"].endswith("_pairs")}
         assert (folder / kernel["file"]).is_file()
     assert cli("kernels", "list", folder, "--json").json() == data
     text = cli("kernels", "list", folder).out

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from liquidcp_compiler.codegen import emitter, support
-from liquidcp_compiler.codegen.build_all import compile_with_nvcc, covering_specs, specs
+from liquidcp_compiler.codegen.build_all import compile_with_nvcc, covering_specs, kernel_jobs, specs
 from liquidcp_compiler.codegen.build_all import main as build_all
 from liquidcp_compiler.codegen.emitter import CONFIG_HEADER, LAYOUT_HEADER, emit, static_headers
 from liquidcp_compiler.errors import CodegenError, KernelCostError, NvrtcError
@@ -33,6 +33,7 @@ CAUSAL = KernelSpec(
     mask=MaskKind.CAUSAL,
     softcap=False,
     reductions=False,
+    head_pairs=True,
 )
 #: Kernels whose generated text is looked at by people: name -> specification.
 CANONICAL = {
@@ -45,7 +46,7 @@ ARCHS = ("sm_80", "sm_90a", "sm_100a")
 NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 
 #: Rooms of the device headers, lowest first; a header includes its own room and lower ones only.
-ROOMS = ("generated", "common", "ptx", "sync", "attention", "tasks", "kernel")
+ROOMS = ("generated", "common", "ptx", "sync", "attention", "tasks", "hopper", "kernel")
 
 
 @pytest.fixture
@@ -126,10 +127,13 @@ def test_a_dumped_kernel_is_one_file_for_a_plain_compiler(name: str, tmp_path: P
 
 
 def test_every_supported_kernel_has_its_own_name() -> None:
-    names = [emit(spec, path="portable").name for spec in specs()]
-    assert names == [spec.name for spec in specs()]
-    assert len(set(names)) == len(names) == 2 * 13 * 6 * 2
-    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
+    names = {arch: [emit(spec, arch).name for spec, _ in kernel_jobs(specs(), [arch])] for arch in ARCHS}
+    assert names["sm_80"] == names["sm_100a"] == list(dict.fromkeys(spec.name for spec in specs()))
+    assert len(names["sm_80"]) == 2 * 13 * 6 * 2
+    assert sum(name.endswith("_hopper_pairs") for name in names["sm_90a"]) == 2 * len(support.HOPPER_HEAD_DIMS) * 6 * 2
+    for every in names.values():
+        assert len(set(every)) == len(every)
+        assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in every)
 
 
 def test_the_covering_set_covers() -> None:
@@ -193,7 +197,7 @@ def test_the_build_tool_prints_a_line_a_kernel(
     )
     assert tool.main(["--arch", "sm_90a"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[:2] == ["forward_fp16_d64_full_q128_kv128", "sm_90a"]
+    assert lines[1].split()[:2] == ["forward_fp16_d64_full_q128_kv128_hopper_pairs", "sm_90a"]
     assert lines[2].startswith("1 kernels in ")
 
 
@@ -228,7 +232,8 @@ def test_the_architecture_chooses_the_path() -> None:
     assert emit(other, "sm_90a").path == emit(replace(CAUSAL, block_q=64), "sm_90a").path == "portable"
     assert emit(CAUSAL, "sm_90a", path="portable") == emit(CAUSAL, "sm_80") == emit(CAUSAL)
     kernel = emit(CAUSAL, "sm_90a", trace=True)
-    assert kernel.name == f"{CAUSAL.name}_hopper_trace"
+    assert kernel.name == f"{CAUSAL.name}_hopper_pairs_trace"
+    assert emit(replace(CAUSAL, head_pairs=False), "sm_90a").name == f"{CAUSAL.name}_hopper"
     assert f"{kernel.name}(const __grid_constant__ liquidcp::KernelParams params,\n" in kernel.source
     assert "const __grid_constant__ liquidcp::TensorMaps maps)" in kernel.source
     assert re.search(r"//   path +Hopper: wgmma and TMA, sm_90a\n", kernel.source)
@@ -294,9 +299,11 @@ def test_a_layout_that_differs_from_the_packer_does_not_compile(field: str, wron
 
 @pytest.mark.slow
 def test_headers_stand_alone() -> None:
-    kernel = emit(CAUSAL)
-    for name in kernel.headers:
-        compile_cubin(f"#include <{name}>\n", kernel.headers, "sm_80", name="one_header.cu")
+    for arch in ("sm_80", "sm_90a"):
+        headers = emit(CAUSAL, arch).headers
+        for name in headers:
+            if arch == "sm_90a" or not {"hopper", "hopper_compute.cuh", "wgmma.cuh"} & set(name.split("/")):
+                compile_cubin(f"#include <{name}>\n", headers, arch, name="one_header.cu")
 
 
 def test_headers_are_short_and_include_downwards_only() -> None:

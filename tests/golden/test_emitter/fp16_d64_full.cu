@@ -10,6 +10,7 @@
 //   block_kv     128
 //   softcap      no
 //   CTA          256 threads, 49152 bytes of dynamic shared memory
+//   cluster      1 CTAs
 //   built with   nothing more
 //   path         portable: mma.sync and cp.async, sm_80 and up
 //   layout hash  (layout hash)
@@ -22,10 +23,11 @@
 #include <liquidcp/generated/config.cuh>
 #include <liquidcp/generated/layout.cuh>
 #include <liquidcp/kernel/persistent_kernel.cuh>
+#include <liquidcp/kernel/portable_compute.cuh>
 
 extern "C" __global__ void __launch_bounds__(liquidcp::config::NUM_THREADS, 1)
 forward_fp16_d64_full_q128_kv128(const __grid_constant__ liquidcp::KernelParams params) {
-  liquidcp::persistent_kernel(params);
+  liquidcp::persistent_kernel(params, liquidcp::PortableCompute{});
 }
 
 // ---- liquidcp/generated/config.cuh
@@ -40,8 +42,11 @@ constexpr i32 HEAD_DIM = 64;
 constexpr i32 BLOCK_Q = 128;  // rows of a query tile: 16 a warp
 constexpr i32 BLOCK_KV = 128;  // rows of a KV tile
 constexpr i32 KV_STEP = 64;  // rows of it in shared memory at a time
+constexpr i32 MASK_KEYS = 64;  // keys that masks look at at a time, a bit a key
 constexpr i32 NUM_THREADS = 256;
+constexpr i32 CLUSTER = 1;  // CTAs that share every KV tile, each for a query head of its own
 constexpr u32 SMEM_BYTES = 49152;  // dynamic: the query tile, two steps of K and of V
+constexpr u32 SMEM_ALIGNMENT = 128;
 constexpr bool FP16 = true;  // else bf16
 constexpr MaskKind MASK = MaskKind::FULL;
 constexpr bool SOFTCAP = false;

@@ -3,7 +3,7 @@
 // row of a query tile sees is never loaded.
 #include <liquidcp/attention/mask.cuh>
 #include <liquidcp/hopper/wait.cuh>
-#include <liquidcp/kernel/scheduler.cuh>
+#include <liquidcp/tasks/claim_scan.cuh>
 #include <liquidcp/sync/faults.cuh>
 #include <liquidcp/tasks/kv_tiles.cuh>
 
@@ -22,12 +22,11 @@ class SchedulerWarp {
   LIQUIDCP_DEVICE void run(bool going) {
     context_.watch.role = CtaRole::COMPUTE;
     context_.watch.task = -1;
-    ClaimScan scan(context_);
     for (u32 task = 0;; ++task) {
       Claim claim = {};
       const bool room = wait_for_room(task);
       if (leads()) {
-        going = going && room && !fault_stops(context_.watch, static_cast<i32>(task)) && next(scan, claim) &&
+        going = going && room && !fault_stops(context_.watch, static_cast<i32>(task)) && next(claim) &&
                 wait_for_tiles(claim);
         if (config::CLUSTER > 1) send(task, claim, going);
       } else {
@@ -62,10 +61,10 @@ class SchedulerWarp {
     return __all_sync(FULL_WARP, claim.row >= 0 && look(state().broken) == 0);
   }
 
-  LIQUIDCP_DEVICE bool next(ClaimScan& scan, Claim& claim) const {
+  LIQUIDCP_DEVICE bool next(Claim& claim) const {
     if (lane_ == 0) fault_delay(context_.watch, DelayPoint::CLAIM);
     __syncwarp();
-    const bool found = scan.next(claim);
+    const bool found = ClaimScan(context_).next(claim);
     context_.watch.task = found ? claim.row : -1;
     return found;
   }

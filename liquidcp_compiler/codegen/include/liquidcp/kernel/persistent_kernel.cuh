@@ -1,6 +1,7 @@
 #pragma once
 // The kernel, as an assembly of its parts. One cooperative launch holds all ranks: rank = CTA index / CTAs a rank.
 #include <liquidcp/common/shared_memory.cuh>
+#include <liquidcp/tasks/claim_scan.cuh>
 #include <liquidcp/tasks/context.cuh>
 #include <liquidcp/tasks/staging.cuh>
 #include <liquidcp/tasks/transfer.cuh>
@@ -38,6 +39,7 @@ LIQUIDCP_DEVICE void persistent_kernel(const KernelParams& params, const Compute
   if (threadIdx.x == 0) {
     shared.epoch = static_cast<u32>(ptx::ld_relaxed_gpu(params.epoch));
     shared.num_records = 0;
+    ClaimScan::begin(shared);
   }
   __syncthreads();
   const RankParams& rank = params.ranks[rank_idx];

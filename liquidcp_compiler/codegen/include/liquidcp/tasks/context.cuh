@@ -18,6 +18,7 @@ struct SharedWords {
   u32 merged;
   u32 num_records;  // of the timeline
   i32 has_claim;
+  i32 first_open;  // every unit before it, in the order of the scan, is claimed whole
   Claim claim;
 };
 

@@ -7,7 +7,7 @@ namespace liquidcp {
 // Fewest KV tiles that a task takes when the last ones are shared out: a merge costs about as much as one.
 constexpr i32 MIN_SHARE = 16;
 
-// One warp of a CTA scans; a lane looks at one unit (row, query tile, query head) at a time.
+// One warp of a CTA scans; what it keeps from claim to claim lies in shared memory. A lane looks at one unit (row, query tile, query head) at a time.
 class ClaimScan {
  public:
   LIQUIDCP_DEVICE ClaimScan(const Context& context)
@@ -18,16 +18,21 @@ class ClaimScan {
         per_row_(units_per_row_ / context.params.num_heads_q * heads_),
         per_block_(context.plan.header().num_rows * per_row_),
         num_units_(per_block_ * (context.params.num_heads_q / context.params.qheads_per_kvhead)),
-        lane_(static_cast<i32>(threadIdx.x & 31)) {}
+        lane_(ptx::thread_idx() & 31) {}
+
+  // Once in a launch, one thread, before a barrier.
+  LIQUIDCP_DEVICE static void begin(SharedWords& shared) { shared.first_open = 0; }
 
   // Whole warp. False: nothing is left to claim, or the launch is given up. A claim of the ready interval is one CAS
   // on the row's word C; whoever fails it saw another CTA make progress.
   LIQUIDCP_DEVICE bool next(Claim& claim) {
     u64 start = 0, last_progress = ~0ull;
+    i32 first_open = context_.shared.first_open;
+    __syncwarp();
     while (!__any_sync(FULL_WARP, context_.watch.aborted())) {
       i32 first = num_units_;
       Unit blocked = {};
-      for (i32 base = first_open_; base < num_units_; base += 32) {
+      for (i32 base = first_open; base < num_units_; base += 32) {
         const Unit unit = inspect(base + lane_);
         const u32 open = __ballot_sync(FULL_WARP, unit.open);
         if (open != 0 && first == num_units_) {
@@ -36,11 +41,11 @@ class ClaimScan {
           blocked = broadcast(unit, leader);
         }
         if (take_one(unit, base, claim)) {
-          first_open_ = first;
+          if (lane_ == 0) context_.shared.first_open = first;
           return true;
         }
       }
-      first_open_ = first;
+      first_open = first;
       if (first == num_units_) return false;
       if (!may_wait(first, blocked, start, last_progress)) return false;
     }
@@ -150,7 +155,6 @@ class ClaimScan {
 
   const Context& context_;
   i32 num_workers_, units_per_row_, heads_, per_row_, per_block_, num_units_, lane_;
-  i32 first_open_ = 0;  // every unit before it is claimed whole
 };
 
 }  // namespace liquidcp
