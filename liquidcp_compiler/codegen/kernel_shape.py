@@ -17,8 +17,8 @@ class KernelShape:
     """The CTA of one kernel.
 
     Fields: ``num_threads``; ``kv_step``: rows of a KV tile in shared memory at a time; ``smem_bytes``: dynamic shared
-    memory. Hopper path: ``cluster``: CTAs that share KV tiles; ``q_buffers``: query tiles, ``stages``: steps of K and as
-    many of V in shared memory; registers of a thread that feeds and of one that attends (128 and 256 threads of them
+    memory. Hopper path: ``cluster``: CTAs that share KV tiles; ``q_buffers``: query tiles, ``stages``: steps of K and
+    as many of V in shared memory; registers of a thread that feeds and of one that attends (128 and 256 threads of them
     have 65536).
     """
 
