@@ -20,6 +20,7 @@ class Control:
         self.words = torch.tensor([1, 0, 0], dtype=torch.int64).to(device)
         self.link_busy = torch.zeros(num_ranks, dtype=torch.int64, device=device)
         self.error = _host_bytes(ERROR_BLOCK.size, device)
+        self._error_block = self.error.numpy().view(ERROR_BLOCK.dtype)
 
     def write(self, params: np.ndarray) -> None:
         """Put the addresses in ``params`` (one element of ``KernelParams``)."""
@@ -29,7 +30,7 @@ class Control:
 
     def error_block(self) -> np.ndarray:
         """The host's view of the error block: one element of ``ERROR_BLOCK.dtype``."""
-        return self.error.numpy().view(ERROR_BLOCK.dtype)
+        return self._error_block
 
     def recover(self) -> int:
         """Forget an aborted launch, and return the number of the next one. Only when nothing runs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from liquidcp_runtime.plan_check import check_is_plan
 from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.plan_support import check_supported
 from liquidcp_runtime.plan_upload import PlanUploads, UploadedPlan
+from liquidcp_runtime.prepared_launch import PreparedLaunch, PreparedLaunches, launch_key
 from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.stream_order import StreamOrder
 from liquidcp_runtime.symmetric_heap import SymmetricHeap, write_stage
@@ -35,6 +36,12 @@ from liquidcp_runtime.workspace import Workspace, make_workspace
 
 if TYPE_CHECKING:
     from liquidcp_runtime.timeline import Timeline
+
+
+_CAPTURE_HINT = (
+    "a plan cannot be captured into a CUDA graph: its memory serves other plans later. Capture a slot: "
+    "slot = world.reserve(plan), in the place of the plan in world.run_local (loopback) or run (solo)"
+)
 
 
 class DeviceWorld:
@@ -62,6 +69,7 @@ class DeviceWorld:
             self._faults = None if options.faults is None else _to_device(options.faults.struct(), device)
         self._uploads = PlanUploads(device)
         self._maps = TensorMapCache()
+        self._prepared = PreparedLaunches()
         self._seen: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
         self._slots: weakref.WeakSet[PlanSlot] = weakref.WeakSet()
         self._failure: LiquidCPError | None = None
@@ -132,36 +140,57 @@ class DeviceWorld:
         comm = max(1, wanted // 8) if o.num_comm_ctas is None else o.num_comm_ctas
         return wanted, min(comm, max(1, wanted // 2))
 
-    def launch(self, plan: Plan | PlanSlot, tensors: Sequence[RankTensors]) -> None:
+    def launch(
+        self,
+        plan: Plan | PlanSlot,
+        tensors: Sequence[RankTensors],
+        check: Callable[[], None] | None = None,
+    ) -> None:
         """Put one launch on the current stream; ``tensors``: of the ranks in it, in order. Does not wait.
+
+        ``check`` raises for tensors that the plan cannot run on; it is asked once for the same ones.
 
         Raises what an earlier launch ended with, until :meth:`recover`; GraphCaptureError for a plan while the stream
         is being captured.
         """
         self.raise_failure()
         held = plan.plan if isinstance(plan, PlanSlot) else plan
+        prepared = plan.prepared if isinstance(plan, PlanSlot) else self._prepared
+        key = launch_key(tensors)
+        known = prepared.get(held, key)
+        if known is None:
+            self._check_launch(plan, held)
+            if check is not None:
+                check()
+            self.kernel(held.spec)  # compiled outside of the turn, in which other threads would wait
+        with self._order.turn() as stream:
+            if self._order.in_capture and not isinstance(plan, PlanSlot):
+                raise GraphCaptureError(_CAPTURE_HINT)
+            if known is None:
+                known = self._prepare(plan, held, tensors)
+                if not self.options.trace:  # whose buffer may grow
+                    prepared.put(held, key, known)
+            if self.options.poison:
+                known.workspace.poison()
+                known.stage[self.first_rank : self.first_rank + self.num_ranks].fill_(0xFF)
+            self._launch_kernel(known, stream)
+            self._traced = None if isinstance(plan, PlanSlot) else held.fingerprint
+
+    def _check_launch(self, plan: Plan | PlanSlot, held: Plan) -> None:
         self._check_plan(held)
         if isinstance(plan, PlanSlot) and plan not in self._slots:
             raise PlanError("the slot was reserved by another world; reserve one with this world's reserve()")
-        if not isinstance(plan, PlanSlot) and self._order.capturing():
-            raise GraphCaptureError(
-                "a plan cannot be captured into a CUDA graph: its memory serves other plans later. Capture a slot: "
-                "slot = world.reserve(plan), in the place of the plan in world.run_local (loopback) or run (solo)"
-            )
+
+    def _prepare(self, plan: Plan | PlanSlot, held: Plan, tensors: Sequence[RankTensors]) -> PreparedLaunch:
         kernel = self.kernel(held.spec)
-        with self._order.turn() as stream:
-            uploaded, workspace, stage = self._memory(plan)
-            self._seen[held.fingerprint] = held
-            if self.options.poison:
-                workspace.poison()
-                stage[self.first_rank : self.first_rank + self.num_ranks].fill_(0xFF)
-            params = self._params(held, uploaded, workspace, stage)
-            for index, local in enumerate(tensors):
-                local.write(params["ranks"][0, index : index + 1])
-            boxes = kernel.boxes
-            maps = None if boxes is None else self._maps.of_launch(boxes, tensors, workspace, self.first_rank)
-            self._launch_kernel(kernel, params, stream, maps)
-            self._traced = None if isinstance(plan, PlanSlot) else held.fingerprint
+        uploaded, workspace, stage = self._memory(plan)
+        self._seen[held.fingerprint] = held
+        params = self._params(held, uploaded, workspace, stage)
+        for index, local in enumerate(tensors):
+            local.write(params["ranks"][0, index : index + 1])
+        boxes = kernel.boxes
+        maps = None if boxes is None else self._maps.of_launch(boxes, tensors, workspace, self.first_rank)
+        return PreparedLaunch(kernel=kernel, params=params, maps=maps, workspace=workspace, stage=stage)
 
     def wait(self) -> None:
         """Until everything on the device is done. Raises what a launch ended with."""
@@ -242,9 +271,11 @@ class DeviceWorld:
             self._order.wait()
             both = MemorySizes.largest((working, self._workspace.sizes))
             self._workspace = make_workspace(both, self.num_ranks, self.device)
+            self._prepared.clear()
         if not self.heap.fits(sizes.stage):
             self._order.wait()
             self.heap.grow(sizes.stage)
+            self._prepared.clear()
         return self._workspace
 
     def _params(self, plan: Plan, uploaded: UploadedPlan, workspace: Workspace, stage: Tensor) -> np.ndarray:
@@ -283,12 +314,10 @@ class DeviceWorld:
         params["trace"], params["trace_counts"] = self._trace[0].data_ptr(), self._trace[1].data_ptr()
         params["trace_capacity"] = capacity
 
-    def _launch_kernel(
-        self, kernel: LoadedKernel, params: np.ndarray, stream: int, maps: np.ndarray | None = None
-    ) -> None:
+    def _launch_kernel(self, launch: PreparedLaunch, stream: int) -> None:
         with torch.cuda.device(self.device):
-            num_ctas = int(params["ctas_per_rank"][0]) * self.num_ranks
-            kernel.launch_cooperative(num_ctas, params, stream, maps)
+            num_ctas = int(launch.params["ctas_per_rank"][0]) * self.num_ranks
+            launch.kernel.launch_cooperative(num_ctas, launch.params, stream, launch.maps)
 
 
 def cuda_device(device: torch.device | str | int | None) -> torch.device:

@@ -77,10 +77,13 @@ class LoopbackWorld(DeviceWorld):
         slot = isinstance(plan, PlanSlot)
         held = plan.plan if isinstance(plan, PlanSlot) else plan
         self._check_plan(held)
-        for rank, local in enumerate(tensors):
-            local.check(held, rank, self.device, exact=not slot)
-        check_apart(tensors)
-        self.launch(plan, tensors)
+
+        def check() -> None:
+            for rank, local in enumerate(tensors):
+                local.check(held, rank, self.device, exact=not slot)
+            check_apart(tensors)
+
+        self.launch(plan, tensors, check)
 
     def _local(self, plan: Plan, rank: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> RankTensors:
         local_q = shard_q(plan, rank, q)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -38,6 +39,13 @@ class MemorySizes:
     @staticmethod
     def of(plan: Plan) -> MemorySizes:
         """What ``plan`` needs."""
+        known = _OF_PLANS.get(plan)
+        if known is None:
+            known = _OF_PLANS[plan] = MemorySizes._count(plan)
+        return known
+
+    @staticmethod
+    def _count(plan: Plan) -> MemorySizes:
         p, headers = plan.problem, plan.headers
         row_bytes = p.num_heads_kv * p.head_dim * p.dtype.bytes
         slots = _most(headers["num_local_q_tiles"]) * p.num_heads_q
@@ -77,6 +85,9 @@ class MemorySizes:
     def words(self) -> int:
         """Protocol words."""
         return self.signals + self.prefixes + self.arrivals + self.claims + self.merged + self.tickets
+
+
+_OF_PLANS: WeakKeyDictionary[Plan, MemorySizes] = WeakKeyDictionary()
 
 
 def _most(column: np.ndarray) -> int:

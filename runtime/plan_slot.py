@@ -11,6 +11,7 @@ from liquidcp_compiler.ir.plan import Plan
 from liquidcp_runtime.memory_sizes import MemorySizes, aligned
 from liquidcp_runtime.plan_support import check_supported
 from liquidcp_runtime.plan_upload import UploadedPlan, upload
+from liquidcp_runtime.prepared_launch import PreparedLaunches
 from liquidcp_runtime.stream_order import StreamOrder
 from liquidcp_runtime.workspace import Workspace, make_workspace
 
@@ -32,6 +33,7 @@ class PlanSlot:
         for plan in plans:
             self._check(plan)
         self.sizes = MemorySizes.largest(MemorySizes.of(p) for p in plans)
+        self.prepared = PreparedLaunches()
         self.workspace: Workspace = make_workspace(self.sizes, num_ranks, device)
         self.stage = stage  # the heap's: its memory stays as it is for this slot, even if the heap grows for others
         self._device, self._order, self._stride = device, order, aligned(self.sizes.blob)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 import numpy as np
 
 from liquidcp_compiler.errors import UnsupportedError
@@ -9,9 +11,13 @@ from liquidcp_compiler.ir.launch import MAX_RANKS
 from liquidcp_compiler.ir.layout import Space
 from liquidcp_compiler.ir.plan import Plan
 
+_SUPPORTED: WeakSet[Plan] = WeakSet()
+
 
 def check_supported(plan: Plan) -> None:
     """Raise UnsupportedError, naming the field, for a plan that kernels do not run yet."""
+    if plan in _SUPPORTED:
+        return
     hint = "The CPU world runs every plan"
     if plan.world > MAX_RANKS:
         raise UnsupportedError("ranks of one launch", plan.world, f"1 to {MAX_RANKS}", hint)
@@ -27,3 +33,4 @@ def check_supported(plan: Plan) -> None:
     heads = plan.problem.num_heads_q
     if (plan.tables["q_tiles"]["num_heads"] != heads).any():
         raise UnsupportedError("heads of a query tile", "some", f"all {heads}", hint)
+    _SUPPORTED.add(plan)

@@ -20,6 +20,7 @@ from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.device_world import DeviceWorld, check_world_size, cuda_device
 from liquidcp_runtime.link_model import LinkModel
 from liquidcp_runtime.memory_sizes import MemorySizes
+from liquidcp_runtime.plan_check import check_is_plan
 from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.rank_tensors import RankTensors
 from liquidcp_runtime.sharding import shard_kv
@@ -77,16 +78,19 @@ class SoloWorld(DeviceWorld):
         [num_heads_q, local tokens], natural log; sinks fp32 [num_heads_q]. Raises like ``LoopbackWorld.run``.
         """
         held = plan.plan if isinstance(plan, PlanSlot) else plan
-        self._check_plan(held)
+        check_is_plan(held)
         check_kind("q", q, held.problem.dtype.torch, self.device)
         if q.dim() != 3:
             raise TensorError("q", "shape", tuple(q.shape), LAYOUT)
         out = q.new_empty(q.shape) if out is None else out
         lse = q.new_empty(q.shape[1::-1], dtype=torch.float32) if lse is None else lse
         tensors = RankTensors(q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
-        tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
+
+        def check() -> None:
+            tensors.check(held, self.rank, self.device, exact=not isinstance(plan, PlanSlot))
+
         self._check_peers(plan)
-        self.launch(plan, [tensors])
+        self.launch(plan, [tensors], check)
         return out, lse
 
     def _check_peers(self, plan: Plan | PlanSlot) -> None:

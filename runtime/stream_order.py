@@ -23,9 +23,12 @@ class StreamOrder:
         self._last: torch.cuda.Stream | None = None
         self._end = torch.cuda.Event()
         self._lock = threading.RLock()
+        self.in_capture = False  # is this turn's stream being captured into a CUDA graph?
 
     def capturing(self) -> bool:
         """Is the device's current stream being captured into a CUDA graph?"""
+        if torch.cuda.current_device() == self.device.index:
+            return torch.cuda.is_current_stream_capturing()
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 
@@ -36,7 +39,8 @@ class StreamOrder:
         One thread at a time. A block that raises may have put something there too, so it ends like any other.
         """
         with self._lock:
-            stream, capturing = torch.cuda.current_stream(self.device), self.capturing()
+            stream = torch.cuda.current_stream(self.device)
+            self.in_capture = capturing = self.capturing()
             if self._last is not None and stream != self._last and not capturing:
                 stream.wait_event(self._end)
             try:

@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from liquidcp_compiler.ir.kernel_spec import KernelSpec
 from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.device_world import DeviceWorld
 from liquidcp_runtime.loopback_world import LoopbackWorld
+from liquidcp_runtime.prepared_launch import PreparedLaunch
 from liquidcp_runtime.solo_world import SoloWorld
 from tests.emulator.build import EmulatedKernel
 
 
 class NoStreams:
     """The order of launches where each is over before the next begins."""
+
+    in_capture = False
 
     def capturing(self) -> bool:
         return False
@@ -77,9 +79,10 @@ class _Emulated(DeviceWorld):
     def kernel(self, spec: KernelSpec) -> Any:
         return self._emulated(spec)
 
-    def _launch_kernel(self, kernel: EmulatedKernel, params: np.ndarray, stream: int, maps: None = None) -> None:
+    def _launch_kernel(self, launch: PreparedLaunch, stream: int) -> None:
         self._seed += 1
-        kernel.launch(self._fixed_grid[0] * self.num_ranks, params, self._seed)
+        kernel: Any = launch.kernel
+        kernel.launch(self._fixed_grid[0] * self.num_ranks, launch.params, self._seed)
 
 
 class EmulatedWorld(_Emulated, LoopbackWorld):

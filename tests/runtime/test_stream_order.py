@@ -58,6 +58,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     state = Cuda()
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: state.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     return state
@@ -102,6 +103,8 @@ def test_a_capture_adds_nothing(cuda: Cuda) -> None:
 
 class Turns:
     """An order that knows whether somebody has a turn, and how often it was finished."""
+
+    in_capture = False
 
     def __init__(self) -> None:
         self.depth = self.finished = 0
