@@ -22,7 +22,7 @@ from liquidcp_runtime.control import Control
 from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.launch_error import launch_error
 from liquidcp_runtime.memory_sizes import MemorySizes
-from liquidcp_runtime.module import LoadedKernel
+from liquidcp_runtime.module import LoadedKernel, kernel_arguments
 from liquidcp_runtime.plan_check import check_is_plan
 from liquidcp_runtime.plan_slot import PlanSlot
 from liquidcp_runtime.plan_support import check_supported
@@ -190,7 +190,15 @@ class DeviceWorld:
             local.write(params["ranks"][0, index : index + 1])
         boxes = kernel.boxes
         maps = None if boxes is None else self._maps.of_launch(boxes, tensors, workspace, self.first_rank)
-        return PreparedLaunch(kernel=kernel, params=params, maps=maps, workspace=workspace, stage=stage)
+        return PreparedLaunch(
+            kernel=kernel,
+            num_ctas=int(params["ctas_per_rank"][0]) * self.num_ranks,
+            arguments=kernel_arguments(params, maps),
+            params=params,
+            maps=maps,
+            workspace=workspace,
+            stage=stage,
+        )
 
     def wait(self) -> None:
         """Until everything on the device is done. Raises what a launch ended with."""
@@ -315,9 +323,11 @@ class DeviceWorld:
         params["trace_capacity"] = capacity
 
     def _launch_kernel(self, launch: PreparedLaunch, stream: int) -> None:
+        if torch.cuda.current_device() == self.device.index:
+            launch.kernel.launch_cooperative(launch.num_ctas, launch.arguments, stream)
+            return
         with torch.cuda.device(self.device):
-            num_ctas = int(launch.params["ctas_per_rank"][0]) * self.num_ranks
-            launch.kernel.launch_cooperative(num_ctas, launch.params, stream, launch.maps)
+            launch.kernel.launch_cooperative(launch.num_ctas, launch.arguments, stream)
 
 
 def cuda_device(device: torch.device | str | int | None) -> torch.device:

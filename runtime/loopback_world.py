@@ -65,7 +65,6 @@ class LoopbackWorld(DeviceWorld):
         lse = unshard_lse(plan, [x.lse for x in local], lse)
         return (flat_out if out is None else out.copy_(flat_out)), lse
 
-    @torch.no_grad()
     def run_local(self, plan: Plan | PlanSlot, tensors: Sequence[RankTensors]) -> None:
         """The same on the local tensors of every rank, which are written in place; allocates nothing after ``warmup``.
 

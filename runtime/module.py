@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from liquidcp_compiler.errors import OutOfResources, UnsupportedError
+from liquidcp_compiler.errors import DriverError, OutOfResources, UnsupportedError
 from liquidcp_compiler.ir.kernel_path import PORTABLE, TensorBoxes
 from liquidcp_runtime import driver_api
 
@@ -58,18 +58,12 @@ class LoadedKernel:
             raise OutOfResources("CTAs of an SM", 1, 0, "This kernel does not fit the device; take a smaller block_q")
         return int(per_sm) * (self.num_sms - sm_margin)
 
-    def launch_cooperative(
-        self, num_ctas: int, params: np.ndarray, stream: int, maps: np.ndarray | None = None
-    ) -> None:
-        """Launch with one struct parameter (0-d or 1-element array of a ``LaunchStruct`` dtype), which is copied.
+    def launch_cooperative(self, num_ctas: int, arguments: ctypes.Array, stream: int) -> None:
+        """Launch with what :func:`kernel_arguments` made; the driver copies the parameters.
 
-        ``maps``: the second parameter of a kernel with ``boxes``, of ``TENSOR_MAPS.dtype``. All CTAs run at the same
-        time or the launch fails. Raises DriverError.
+        All CTAs run at the same time or the launch fails. Raises DriverError.
         """
-        addresses = [params.ctypes.data] if maps is None else [params.ctypes.data, maps.ctypes.data]
-        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
-        driver_api.call(
-            "cuLaunchCooperativeKernel",
+        result = driver_api.bindings().cuLaunchCooperativeKernel(
             self.function,
             num_ctas, 1, 1,
             self.num_threads, 1, 1,
@@ -77,6 +71,17 @@ class LoadedKernel:
             stream,
             ctypes.addressof(arguments),
         )  # fmt: skip
+        driver_api.check(result, "cuLaunchCooperativeKernel", DriverError)
+
+
+def kernel_arguments(params: np.ndarray, maps: np.ndarray | None = None) -> ctypes.Array:
+    """Addresses of a kernel's parameters, as a launch takes them; good for as long as the arrays live.
+
+    ``params``: one element of a ``LaunchStruct`` dtype; ``maps``: the second parameter of a kernel with ``boxes``, of
+    ``TENSOR_MAPS.dtype``.
+    """
+    addresses = [params.ctypes.data] if maps is None else [params.ctypes.data, maps.ctypes.data]
+    return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def load_kernel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -23,11 +24,13 @@ LAUNCHES_A_PLAN = 64
 class PreparedLaunch:
     """What a launch needs, but for the stream.
 
-    Fields: ``params`` one element of ``KERNEL_PARAMS.dtype``; ``maps`` of ``TENSOR_MAPS.dtype`` where the kernel takes
-    them; the memory that both name: ``workspace`` and ``stage``.
+    Fields: ``num_ctas`` of the whole launch; ``params`` one element of ``KERNEL_PARAMS.dtype``; ``maps`` of
+    ``TENSOR_MAPS.dtype`` where the kernel takes them; ``arguments`` made of both; the memory that both name: ``workspace`` and ``stage``.
     """
 
     kernel: LoadedKernel
+    num_ctas: int
+    arguments: ctypes.Array
     params: np.ndarray
     maps: np.ndarray | None
     workspace: Workspace

@@ -60,7 +60,6 @@ class SoloWorld(DeviceWorld):
                     stage[peer, which, :, : len(shard)] = shard
             self._peers = stage
 
-    @torch.no_grad()
     def run(
         self,
         plan: Plan | PlanSlot,

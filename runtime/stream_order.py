@@ -9,6 +9,11 @@ from contextlib import contextmanager
 import torch
 
 
+def raw_stream(device: torch.device) -> int:
+    """Handle of torch's current stream of a device, without an object around it."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
 class StreamOrder:
     """What a world puts on streams follows one another, whichever streams it is given to: launches, and the copies and
     fills that make its memory ready, share that memory.
@@ -39,9 +44,9 @@ class StreamOrder:
         One thread at a time. A block that raises may have put something there too, so it ends like any other.
         """
         with self._lock:
-            stream = torch.cuda.current_stream(self.device)
+            stream = self._current()
             self.in_capture = capturing = self.capturing()
-            if self._last is not None and stream != self._last and not capturing:
+            if self._last is not None and stream is not self._last and not capturing:
                 stream.wait_event(self._end)
             try:
                 yield stream.cuda_stream
@@ -49,6 +54,12 @@ class StreamOrder:
                 if not capturing:
                     self._end.record(stream)
                     self._last = stream
+
+    def _current(self) -> torch.cuda.Stream:
+        """torch's current stream of the device; the last turn's object if it is the same one."""
+        if self._last is not None and raw_stream(self.device) == self._last.cuda_stream:
+            return self._last
+        return torch.cuda.current_stream(self.device)
 
     def finish(self) -> None:
         """Until the last turn is done: memory that it used may go then. Nothing while a stream is being captured."""

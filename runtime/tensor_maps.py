@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from liquidcp_compiler.errors import TensorError
 from liquidcp_compiler.ir.kernel_path import TensorBoxes
 from liquidcp_compiler.ir.launch import TENSOR_MAP, TENSOR_MAPS
 from liquidcp_runtime import driver_api
@@ -42,7 +41,7 @@ class TensorMapCache:
     ) -> np.ndarray:
         """One element of ``TENSOR_MAPS.dtype``, read-only, for a launch of these ranks; ``first_rank`` is for messages.
 
-        Raises TensorError for a tensor that is expanded, DriverError for one that the driver refuses.
+        Raises DriverError for a tensor that the driver refuses.
         """
         key = (boxes, *_identity(workspace), *(part for local in tensors for part in _tensor_identity(local)))
         found = self._launches.get(key)
@@ -76,9 +75,6 @@ class TensorMapCache:
         if tokens == 0:
             return bytes(TENSOR_MAP.size)
         token_stride, head_stride = row_strides(name, x)
-        if token_stride == 0 or head_stride == 0:
-            hint = 'pass .contiguous(), or give the world path="portable"'
-            raise TensorError(name, "strides", x.stride(), "a place of its own for each token and head", hint)
         return self._encode(
             x.data_ptr(), (head_dim, heads, tokens), (head_stride, token_stride), x.dtype, columns, rows
         )

@@ -82,7 +82,7 @@ class _Emulated(DeviceWorld):
     def _launch_kernel(self, launch: PreparedLaunch, stream: int) -> None:
         self._seed += 1
         kernel: Any = launch.kernel
-        kernel.launch(self._fixed_grid[0] * self.num_ranks, launch.params, self._seed)
+        kernel.launch(launch.num_ctas, launch.params, self._seed)
 
 
 class EmulatedWorld(_Emulated, LoopbackWorld):

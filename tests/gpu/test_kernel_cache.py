@@ -33,7 +33,8 @@ def device() -> torch.device:
 def stored_by(kernel: LoadedKernel) -> int:
     result = torch.zeros(1, dtype=torch.int32, device=device())
     stream = torch.cuda.current_stream()
-    kernel.launch_cooperative(1, np.array([result.data_ptr()], np.uint64), stream.cuda_stream)
+    params = np.array([result.data_ptr()], np.uint64)
+    kernel.launch_cooperative(1, kernel_arguments(params), stream.cuda_stream)
     stream.synchronize()
     return int(result.item())
 

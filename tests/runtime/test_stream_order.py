@@ -12,7 +12,7 @@ import torch
 
 from liquidcp_compiler.driver import plan as make_plan
 from liquidcp_compiler.errors import PlanError
-from liquidcp_runtime import device_world, plan_slot, plan_upload
+from liquidcp_runtime import device_world, plan_slot, plan_upload, stream_order
 from liquidcp_runtime.device_options import DeviceOptions
 from liquidcp_runtime.device_world import DeviceWorld
 from liquidcp_runtime.stream_order import StreamOrder
@@ -59,6 +59,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(stream_order, "raw_stream", lambda _: state.stream.cuda_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: state.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     return state
