@@ -25,7 +25,8 @@ class PreparedLaunch:
     """What a launch needs, but for the stream.
 
     Fields: ``num_ctas`` of the whole launch; ``params`` one element of ``KERNEL_PARAMS.dtype``; ``maps`` of
-    ``TENSOR_MAPS.dtype`` where the kernel takes them; ``arguments`` made of both; the memory that both name: ``workspace`` and ``stage``.
+    ``TENSOR_MAPS.dtype`` where the kernel takes them; ``arguments`` made of both; the memory that both name:
+    ``workspace`` and ``stage``.
     """
 
     kernel: LoadedKernel

@@ -15,7 +15,7 @@ import liquidcp_runtime
 from liquidcp_runtime.bundle_build import build_bundle
 from liquidcp_runtime.cache import KernelCache, KernelCounts
 from liquidcp_runtime.cubin_build import Origin
-from liquidcp_runtime.module import LoadedKernel, arch_of
+from liquidcp_runtime.module import LoadedKernel, arch_of, kernel_arguments
 from tests.small_kernels import a_spec, emit_constant
 
 pytestmark = pytest.mark.gpu
