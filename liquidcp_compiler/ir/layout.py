@@ -228,7 +228,7 @@ ROW = Descriptor(
         target_list="STATE: first entry in `target_list`, one a query tile (indices in `states`)",
         role="Role",
         task="task of the graph",
-        pad0="0",
+        tiles_after="KV tiles of the rows behind it in the queue, once a query tile: how much work is left",
     ),
 )
 

@@ -12,6 +12,7 @@ from liquidcp_compiler.ir.intervals import IntArray, expand, sort_by
 from liquidcp_compiler.ir.layout import Formation, Space
 from liquidcp_compiler.ir.local_numbers import LocalNumbers
 from liquidcp_compiler.ir.plan import TABLE_DTYPES
+from liquidcp_compiler.ir.problem_fields import MAX_INT32
 from liquidcp_compiler.ir.tasks import TaskKind
 
 Table = tuple[NDArray, NDArray]
@@ -71,6 +72,7 @@ def lower_rows(graph: SyncedGraph, local: LocalNumbers, classes: ArrivalClasses)
     _ready_fields(graph, local, classes, rows, task, rank)
     kv_list = _kv_list(graph, local, rows, rank, kv_row, kv_lo, kv_hi)
     target_list = _targets(local, rows, rank, writes)
+    rows["tiles_after"] = _tiles_after(rows, rank)
     return {"rows": (rows, rank), "q_list": q_list, "kv_list": kv_list, "target_list": target_list}
 
 
@@ -144,6 +146,12 @@ def _kv_list(
     counts = np.where(rows["formation"] == Formation.STATIC, rows["num_kv_tiles"], 0)
     rows["kv_list"] = _starts(counts, rank)
     return entries.astype("<i4"), rank[row]
+
+
+def _tiles_after(rows: NDArray, rank: IntArray) -> IntArray:
+    """KV tiles, once a query tile, of the rows of a rank behind each one; as many as the field can say."""
+    work = rows["num_kv_tiles"].astype(np.int64) * (rows["q_hi"] - rows["q_lo"])
+    return np.minimum(_starts(work[::-1], rank[::-1])[::-1], MAX_INT32)
 
 
 def _targets(local: LocalNumbers, rows: NDArray, rank: IntArray, writes) -> Table:

@@ -73,7 +73,7 @@ class ClaimScan {
     u.word = ptx::ld_relaxed_gpu(word(u.place));
     const i32 claimed = static_cast<i32>(value_of(u.word, context_.watch.epoch));
     if (row.formation == static_cast<i32>(Formation::READY) && row.num_kv_tiles > 0) {
-      inspect_ready(u, row, claimed, num_units_ - unit);
+      inspect_ready(u, row, claimed, share_of_rest(row, block, in_row));
     } else if (row.formation != static_cast<i32>(Formation::NONE)) {  // whole rows, empty ones too
       u.open = u.claimable = claimed == 0;
       u.next = tagged(context_.watch.epoch, 1);
@@ -83,9 +83,18 @@ class ClaimScan {
     return u;
   }
 
+  // A worker's share of the KV tiles from this unit on, in the order of the scan.
+  LIQUIDCP_DEVICE i32 share_of_rest(const RowDesc& row, i32 block, i32 in_row) const {
+    const RowDesc& first = context_.plan.rows()[0];
+    const f32 tiles = static_cast<f32>(first.tiles_after) + first.num_kv_tiles * (first.q_hi - first.q_lo);
+    const i32 units_left = (row.q_hi - row.q_lo) * heads_ - in_row, blocks_left = num_units_ / per_block_ - 1 - block;
+    const f32 left = (tiles * blocks_left + row.tiles_after) * heads_ + static_cast<f32>(row.num_kv_tiles) * units_left;
+    return static_cast<i32>(fminf(left / num_workers_, static_cast<f32>(MAX_I32 / 2)));
+  }
+
   // C tiles are claimed and R are ready: tasks take [C, E), E = C + min(R - C, tau_max), once there is enough of it; less
-  // where few units are left, so that all CTAs end at the same time.
-  LIQUIDCP_DEVICE void inspect_ready(Unit& u, const RowDesc& row, i32 claimed, i32 units_left) const {
+  // towards the end, so that all CTAs end at the same time.
+  LIQUIDCP_DEVICE void inspect_ready(Unit& u, const RowDesc& row, i32 claimed, i32 share) const {
     const u64 prefix = ptx::ld_relaxed_gpu(context_.rank.prefixes + row.sequence);
     const i32 arrived = static_cast<i32>(value_of(prefix, context_.watch.epoch));
     u.sequence = row.sequence;
@@ -96,7 +105,6 @@ class ClaimScan {
     u.open = claimed < row.num_kv_tiles;
     u.claimable = u.open && u.ready > claimed && (u.ready >= u.wanted || u.ready == row.num_kv_tiles);
     u.lo = claimed;
-    const i32 share = units_left < num_workers_ ? row.num_kv_tiles * units_left / num_workers_ : MAX_I32;
     u.hi = claimed + min_of(u.ready - claimed, min_of(row.tau_max, max_of(share, MIN_SHARE)));
     u.next = tagged(context_.watch.epoch, static_cast<u32>(u.hi));
   }
