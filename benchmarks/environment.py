@@ -19,6 +19,21 @@ def describe() -> list[str]:
     ]
 
 
+def describe_gpu() -> list[str]:
+    """One more line where a GPU was used: device, driver, versions."""
+    import torch
+
+    from liquidcp_runtime import driver_api
+    from liquidcp_runtime.nvrtc import nvrtc_version
+
+    driver = driver_api.call("cuDriverGetVersion")
+    nvrtc = ".".join(map(str, nvrtc_version()))
+    name = torch.cuda.get_device_name()
+    return [
+        f"device: {name}, CUDA of the driver {driver // 1000}.{driver % 1000 // 10}, NVRTC {nvrtc}, torch {torch.__version__}"
+    ]
+
+
 def commit() -> str:
     """Commit of the source tree, marked if it has changes."""
     root = Path(__file__).parents[1]

@@ -1,0 +1,1 @@
+"""What LiquidCP is measured against, built on FlashAttention-3's kernel from its wheel."""
