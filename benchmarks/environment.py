@@ -28,10 +28,8 @@ def describe_gpu() -> list[str]:
 
     driver = driver_api.call("cuDriverGetVersion")
     nvrtc = ".".join(map(str, nvrtc_version()))
-    name = torch.cuda.get_device_name()
-    return [
-        f"device: {name}, CUDA of the driver {driver // 1000}.{driver % 1000 // 10}, NVRTC {nvrtc}, torch {torch.__version__}"
-    ]
+    cuda = f"CUDA of the driver {driver // 1000}.{driver % 1000 // 10}"
+    return [f"device: {torch.cuda.get_device_name()}, {cuda}, NVRTC {nvrtc}, torch {torch.__version__}"]
 
 
 def commit() -> str:

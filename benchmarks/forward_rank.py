@@ -2,8 +2,8 @@
 
 python -m benchmarks.forward_rank --peer DIR [--sizes 65536,131072,262144] [--ranks 0,7] [--rounds 9] [--output FILE]
 
-The peers' keys lie in this GPU's memory; every system copies them as it would pull them. Peers eager and as CUDA graphs;
-the best one counts. bf16, 32 query and 8 KV heads of 128; steady state (``timing.py``).
+The peers' keys lie in this GPU's memory; every system copies them as it would pull them. Peers run eager and as CUDA
+graphs; the best one counts. bf16, 32 query and 8 KV heads of 128; steady state (``timing.py``).
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from liquidcp_runtime.nvrtc import compile_cubin
 
 _THREADS = 256
 _SOURCE = """
-extern "C" __global__ void __launch_bounds__(256) merge(float* out, float* lse, const uint4* part, const float* part_lse,
-                                                        int tokens, int heads, int chunks, long long lse_stride) {
+extern "C" __global__ void __launch_bounds__(256) merge(float* out, float* lse, const uint4* part,
+                                                        const float* part_lse, int tokens, int heads, int chunks,
+                                                        long long lse_stride) {
   const long long item = blockIdx.x * 256ll + threadIdx.x;  // eight columns of a (token, head)
   const long long row = item / chunks;
   if (row >= static_cast<long long>(tokens) * heads) return;

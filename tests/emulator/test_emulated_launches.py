@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 LSE_TOLERANCE = 1e-3
 #: Arrivals come in another order each time, and so do merges: a rounding of bf16.
-CLOSE = {"atol": 2e-3, "rtol": 1.6e-2}
+close = partial(torch.testing.assert_close, atol=2e-3, rtol=1.6e-2)
 
 
 class Counting(EmulatedWorld):
@@ -70,7 +71,7 @@ def test_the_same_tensors_are_prepared_once(counting: Counting) -> None:
     assert counting.prepared == 2
     for before, kept, other in zip(first, tensors, others, strict=True):
         assert not before.isnan().any()
-        torch.testing.assert_close(kept.out, other.out, **CLOSE)
+        close(kept.out, other.out)
 
 
 def test_memory_that_grows_is_named_anew(counting: Counting) -> None:
@@ -86,7 +87,7 @@ def test_memory_that_grows_is_named_anew(counting: Counting) -> None:
     counting.wait()
     assert counting.prepared == before + 1
     for local, out in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(local.out, out, **CLOSE)
+        close(local.out, out)
 
 
 def test_what_is_refused_is_refused_again(counting: Counting) -> None:
