@@ -5,7 +5,6 @@
 #include <liquidcp/hopper/wait.cuh>
 #include <liquidcp/ptx/tma.cuh>
 #include <liquidcp/sync/faults.cuh>
-#include <liquidcp/tasks/accumulator.cuh>
 
 namespace liquidcp::hopper {
 

@@ -5,6 +5,9 @@
 
 namespace liquidcp {
 
+// Value of a `merged` word while one CTA reads and writes the state.
+constexpr u32 LOCKED = 0xffffffffu;
+
 LIQUIDCP_DEVICE u64 tagged(u32 epoch, u32 value) { return static_cast<u64>(epoch) << 32 | value; }
 
 LIQUIDCP_DEVICE bool is_current(u64 word, u32 epoch) { return static_cast<u32>(word >> 32) == epoch; }

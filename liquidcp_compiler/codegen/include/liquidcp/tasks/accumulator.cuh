@@ -6,9 +6,6 @@
 
 namespace liquidcp {
 
-// Value of a `merged` word while one CTA reads and writes the state.
-constexpr u32 LOCKED = 0xffffffffu;
-
 // Of the (query tile, head) of the task in shared memory. The word counts merged KV tiles and is the lock as well: one
 // atomic does both.
 class Accumulator {
