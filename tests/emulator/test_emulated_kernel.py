@@ -126,7 +126,7 @@ def test_a_missing_barrier_is_found(kernel_cache: Path, header: str, barrier: st
 
 
 def test_replaced_headers_are_those_that_no_cpu_can_compile() -> None:
-    """A header of a portable kernel is replaced if it holds PTX or shared memory, and offers the same functions then."""
+    """Headers of a portable kernel with PTX or shared memory are; the replacements offer the same functions."""
     whole = emit(plan_of(problem(), 2).spec).self_contained()
     used = re.findall(r"^// ---- (\S+)$", whole, re.MULTILINE)
     headers = {name: text for name, text in static_headers().items() if name in used}
