@@ -189,6 +189,7 @@ def test_the_build_tool_refuses_kernels_that_are_slow(tool: ModuleType) -> None:
     assert "C7510" in fault(good, log="ptxas info    : (C7510) Potential Performance Loss: wgmma serialised")
 
 
+@pytest.mark.slow
 def test_the_build_tool_prints_a_line_a_kernel(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

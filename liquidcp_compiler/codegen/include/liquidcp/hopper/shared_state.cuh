@@ -8,7 +8,7 @@
 #include <liquidcp/common/shared_memory.cuh>
 #include <liquidcp/ptx/cluster.cuh>
 #include <liquidcp/ptx/mbarrier.cuh>
-#include <liquidcp/ptx/shared_ld_st.cuh>
+#include <liquidcp/ptx/shared_words.cuh>
 #include <liquidcp/tasks/attention_task.cuh>
 
 namespace liquidcp::hopper {
