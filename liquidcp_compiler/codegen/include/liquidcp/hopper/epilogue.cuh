@@ -1,6 +1,6 @@
 #pragma once
-// Where a warpgroup's 64 rows of a finished task go: into the running state of their (query tile, head, half), or out of
-// the kernel. A half has a word of its own, which counts merged KV tiles and is the lock as well.
+// Where a warpgroup's 64 rows of a finished task go: into the running state of their (query tile, head, half), or out
+// of the kernel. A half has a word of its own, which counts merged KV tiles and is the lock as well.
 #include <liquidcp/hopper/softmax.cuh>
 #include <liquidcp/hopper/wait.cuh>
 #include <liquidcp/ptx/tma.cuh>

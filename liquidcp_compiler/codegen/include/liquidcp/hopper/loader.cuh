@@ -77,8 +77,8 @@ class Loader {
               head);
   }
 
-  // Rows past the tile's end are whatever lies there; consumers hide those keys and clear those values. In a cluster each
-  // CTA brings its part of the rows to all.
+  // Rows past the tile's end are whatever lies there; consumers hide those keys and clear those values. In a cluster
+  // each CTA brings its part of the rows to all.
   LIQUIDCP_DEVICE void load_tile(const TensorMap& map, i32 place, u32 to, const Step& step, i32 head) const {
     const u32 full = barrier(place);
     if (step.num_keys == 0) return ptx::mbarrier_arrive(full);

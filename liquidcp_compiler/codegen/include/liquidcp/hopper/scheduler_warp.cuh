@@ -1,6 +1,6 @@
 #pragma once
-// The first warp of a CTA: claims tasks a little ahead of the tensor cores and lists their steps, a lane a step. What no
-// row of a query tile sees is never loaded.
+// The first warp of a CTA: claims tasks a little ahead of the tensor cores and lists their steps, a lane a step. What
+// no row of a query tile sees is never loaded.
 #include <liquidcp/attention/mask.cuh>
 #include <liquidcp/hopper/wait.cuh>
 #include <liquidcp/tasks/claim_scan.cuh>

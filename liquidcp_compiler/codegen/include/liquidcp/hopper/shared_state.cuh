@@ -3,8 +3,8 @@
 //
 // Warpgroup 0 feeds: its first warp finds tasks and lists their steps, its second loads tiles. Warpgroups 1 and 2
 // attend, 64 query rows each. In a cluster of two, both CTAs work on the same keys, for two query heads of one KV head:
-// each loads half of every tile into both. A tile is COLUMN_BLOCKS blocks of 64 columns, 128 bytes a row, as the copy engine and the
-// tensor cores swizzle it.
+// each loads half of every tile into both. A tile is COLUMN_BLOCKS blocks of 64 columns, 128 bytes a row, as the copy
+// engine and the tensor cores swizzle it.
 #include <liquidcp/common/shared_memory.cuh>
 #include <liquidcp/ptx/cluster.cuh>
 #include <liquidcp/ptx/mbarrier.cuh>
@@ -39,8 +39,8 @@ enum NextStep : u32 { NEXT_CLEAR = 0, NEXT_MASKED = 1, NEXT_TASK = 2 };
 
 // Steps of the list and tasks that exist at once. A task's slot is in use from its claim until its rows are out.
 constexpr i32 STEP_SLOTS = 64, TASK_SLOTS = 4;
-// Claims on their way to the other CTA of a cluster. The first CTA cannot be further ahead: it waits for stages that both
-// have done with.
+// Claims on their way to the other CTA of a cluster. The first CTA cannot be further ahead: it waits for stages that
+// both have done with.
 constexpr i32 CLAIM_SLOTS = 8;
 static_assert(config::STAGES + 2 < CLAIM_SLOTS);
 

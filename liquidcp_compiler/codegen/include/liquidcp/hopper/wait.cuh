@@ -9,8 +9,8 @@ namespace liquidcp::hopper {
 // How much longer than other waits these may last: what they wait for may itself be waiting for another CTA.
 constexpr u64 BUDGET_FACTOR = 4;
 
-// Until phase `parity` of a barrier is over. BOUNDED: a barrier that does not come in time breaks the CTA, which reports
-// it when all its roles have returned. Else whoever completes it has a budget of its own.
+// Until phase `parity` of a barrier is over. BOUNDED: a barrier that does not come in time breaks the CTA, which
+// reports it when all its roles have returned. Else whoever completes it has a budget of its own.
 template <bool BOUNDED>
 LIQUIDCP_DEVICE void wait_longer(const Watch& watch, i32 place, u32 parity) {
   const u64 start = ptx::globaltimer_ns();

@@ -10,8 +10,9 @@ namespace liquidcp::hopper {
 
 constexpr i32 SCORES = config::KV_STEP / 2, OUTS = config::HEAD_DIM / 2, PAIRS = SCORES / 2;  // a thread's
 
-// Descriptors of matrices in shared memory, swizzled by 128 bytes. Rows of Q and K are read along their columns: the next
-// 8 rows are 1024 bytes on. V is read across its rows: the next 64 columns are one block on, the next 8 rows 1024 bytes.
+// Descriptors of matrices in shared memory, swizzled by 128 bytes. Rows of Q and K are read along their columns: the
+// next 8 rows are 1024 bytes on. V is read across its rows: the next 64 columns are one block on, the next 8 rows 1024
+// bytes.
 constexpr u32 DESCRIPTOR_HIGH = 1u << 30 | 1024 >> 4;
 constexpr u32 ALONG_COLUMNS = 1u << 16, ACROSS_ROWS = (KV_BLOCK_BYTES >> 4) << 16;
 
@@ -31,8 +32,8 @@ LIQUIDCP_DEVICE void issue_qk(f32 (&s)[SCORES], u32 q, u32 k) {
 #pragma unroll
   for (i32 i = 0; i < config::HEAD_DIM / 16; ++i) {
     const u32 column = (i & 3) * 32;  // 16 columns are 32 bytes of a row
-    ptx::wgmma_qk(s, descriptor(q, (i >> 2) * Q_BLOCK_BYTES + column), descriptor(k, (i >> 2) * KV_BLOCK_BYTES + column),
-                  i != 0);
+    ptx::wgmma_qk(s, descriptor(q, (i >> 2) * Q_BLOCK_BYTES + column),
+                  descriptor(k, (i >> 2) * KV_BLOCK_BYTES + column), i != 0);
   }
   ptx::wgmma_commit();
 }

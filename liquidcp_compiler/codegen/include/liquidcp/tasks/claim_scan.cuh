@@ -7,7 +7,8 @@ namespace liquidcp {
 // Fewest KV tiles that a task takes when the last ones are shared out: a merge costs about as much as one.
 constexpr i32 MIN_SHARE = 16;
 
-// One warp of a CTA scans; what it keeps from claim to claim lies in shared memory. A lane looks at one unit (row, query tile, query head) at a time.
+// One warp of a CTA scans; what it keeps from claim to claim lies in shared memory. A lane looks at one unit (row,
+// query tile, query head) at a time.
 class ClaimScan {
  public:
   LIQUIDCP_DEVICE ClaimScan(const Context& context)
@@ -92,8 +93,8 @@ class ClaimScan {
     return static_cast<i32>(fminf(left / num_workers_, static_cast<f32>(MAX_I32 / 2)));
   }
 
-  // C tiles are claimed and R are ready: tasks take [C, E), E = C + min(R - C, tau_max), once there is enough of it; less
-  // towards the end, so that all CTAs end at the same time.
+  // C tiles are claimed and R are ready: tasks take [C, E), E = C + min(R - C, tau_max), once there is enough of it;
+  // less towards the end, so that all CTAs end at the same time.
   LIQUIDCP_DEVICE void inspect_ready(Unit& u, const RowDesc& row, i32 claimed, i32 share) const {
     const u64 prefix = ptx::ld_relaxed_gpu(context_.rank.prefixes + row.sequence);
     const i32 arrived = static_cast<i32>(value_of(prefix, context_.watch.epoch));
